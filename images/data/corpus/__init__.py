@@ -1,0 +1,1 @@
+"""The data stage: what the model eats."""

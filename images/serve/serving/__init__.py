@@ -1,0 +1,1 @@
+"""Serving: the gateway, the rollout controller, the recorder and feedback."""

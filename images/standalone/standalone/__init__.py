@@ -1,0 +1,1 @@
+"""Everything in one box: the embedded stack and the refit command."""

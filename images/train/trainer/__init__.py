@@ -1,0 +1,1 @@
+"""The training stage: DeepSpeed on Hugging Face models."""

@@ -1,0 +1,1 @@
+"""The Airflow side: operators, sensors, triggers, backends."""

@@ -1,0 +1,1 @@
+"""Where a job runs: a local process or a pod, behind one interface."""
