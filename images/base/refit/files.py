@@ -1,0 +1,85 @@
+"""Whole or not at all: the few file operations that everything which must survive a kill goes through."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace `path` by `data`; a reader sees the old file or the new one, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft(path, data, mode)
+    os.replace(draft, path)
+    sync_folder(path.parent)
+
+
+def create(path: Path, data: bytes) -> bool:
+    """Write `path` only where nothing is; False where something is. Of two writers exactly one wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft(path, data, 0o644)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    sync_folder(path.parent)
+    return True
+
+
+def append(path: Path, line: bytes) -> None:
+    """Append one line with one write; what a kill cut short before it is closed off first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, (b"\n" if torn else b"") + line.rstrip(b"\n") + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """fsync every file and folder below `folder`, and itself."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(root, name), "rb") as handle:
+                os.fsync(handle.fileno())
+        sync_folder(Path(root))
+
+
+def sync_folder(folder: Path) -> None:
+    """fsync a folder: makes a rename or a new name in it last."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename_folder(draft: Path, final: Path) -> bool:
+    """Give a finished draft its final name; False where a folder with content already has it."""
+    try:
+        os.rename(draft, final)
+    except OSError:
+        if final.exists():
+            return False
+        raise
+    sync_folder(final.parent)
+    return True
+
+
+def _draft(path: Path, data: bytes, mode: int) -> Path:
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft

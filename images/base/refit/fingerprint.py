@@ -1,0 +1,130 @@
+"""Names that follow from content: the same work has the same name, on any machine, at any time.
+
+A name is sha256 over what decides the bytes of an output: the phase, its code (or a declared recipe version), its
+canonical spec, and the content digests of its inputs. Never a time, a path, a URI, a pickle.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+RECIPE_VERSION = {
+    # Raised when a change in code may change the bytes of a training or evaluation output. Not the source's digest:
+    # a hot-fix must not move the checkpoint folder of a run that is six days old.
+    "train": "1",
+    "evaluate": "1",
+    "compare": "1",
+}
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no blanks; pydantic models by their fields. NaN is refused: it equals nothing."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, tuple | set | frozenset):
+        return sorted(value) if isinstance(value, set | frozenset) else list(value)
+    raise TypeError(f"{type(value).__name__} has no canonical form")
+
+
+def digest(value: Any) -> str:
+    """sha256 of the canonical JSON, in hex."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def fingerprint(phase: str, code: str, spec: Any, inputs: Mapping[str, str]) -> str:
+    """The name of an output: 32 hex characters.
+
+    Args:
+        phase: what is done ("dedup", "train").
+        code: what stands for the code: `code_digest` in data phases, `RECIPE_VERSION` elsewhere.
+        spec: the part of the spec that this phase reads, and no more.
+        inputs: content digest of every input, by role.
+    """
+    return digest({"phase": phase, "code": code, "spec": spec, "inputs": dict(inputs)})[:32]
+
+
+def training_fingerprint(train: BaseModel, *, dataset: str, base: str) -> str:
+    """The name of a training output; `dataset` and `base` are content digests.
+
+    The operator computes it to find the folder, the trainer to check that the folder is its own.
+    """
+    spec = train.model_dump(mode="json", exclude=set(getattr(train, "not_in_fingerprint", ())))
+    return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base})
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's bytes, in hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+@cache
+def code_digest(module: str) -> str:
+    """Digest of a module's source and of what it imports from its own package, comments and layout aside."""
+    package = module.partition(".")[0]
+    seen: dict[str, str] = {}
+    _collect(module, package, seen)
+    return digest(seen)
+
+
+def _collect(module: str, package: str, seen: dict[str, str]) -> None:
+    if module in seen:
+        return
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"no source for module {module}")
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    imported = [
+        name for node in ast.walk(tree) for name in _imports(node, module, bool(spec.submodule_search_locations))
+    ]
+    _strip_docstrings(tree)
+    seen[module] = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    for name in imported:
+        if name.partition(".")[0] == package and _is_module(name):
+            _collect(name, package, seen)
+
+
+def _imports(node: ast.AST, module: str, is_package: bool) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        if node.level:
+            parts = module.split(".")
+            anchor = parts[: len(parts) - node.level + (1 if is_package else 0)]
+            base = ".".join([*anchor, node.module] if node.module else anchor)
+        else:
+            base = node.module or ""
+        return [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+
+
+def _strip_docstrings(tree: ast.AST) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:] or [ast.Pass()]

@@ -1,0 +1,209 @@
+"""A job: a program that reads one document and writes one document, as a local process or in a pod alike.
+
+In:  REFIT_JOB=<uri> names job.json. Out, in the folder `output`: events.jsonl (state changes), status.json (progress
+and heartbeat), the outputs, and last manifest.json. Success is derived from the manifest and from nothing earlier.
+
+A job knows the store and nothing else: no database, no password.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from refit import files, log
+from refit.errors import BadInput, BadSpec, Preempted, RefitError
+from refit.manifest import MANIFEST, Manifest
+from refit.pipeline import explain
+from refit.spec import Pipeline
+from refit.states import State
+from refit.store import FileStore, Store, join, store_for
+
+JOB, EVENTS, STATUS = "job.json", "events.jsonl", "status.json"
+
+
+class Job(BaseModel):
+    """The document a job starts from. `inputs` and `output` are URIs of folders; `options` is what a stage adds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    kind: str
+    pipeline: str
+    team: str
+    owner: str
+    spec: Pipeline
+    store: str
+    output: str
+    inputs: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    attempt: int = 1
+
+    @property
+    def uri(self) -> str:
+        """Where job.json lies."""
+        return join(self.output, JOB)
+
+    @classmethod
+    def build(cls, kind: str, spec: Pipeline, *, store: str, output: str, **more: Any) -> Job:
+        """A job for a spec; its id is the kind and the end of its folder's name unless one is given."""
+        name = output.rstrip("/").rsplit("/", 1)[-1]
+        return cls(
+            id=more.pop("id", f"{kind}-{name}"), kind=kind, pipeline=spec.name, team=spec.team, owner=spec.owner,
+            spec=spec, store=store, output=output, **more,
+        )  # fmt: skip
+
+    def save(self) -> str:
+        """Write job.json; returns its URI."""
+        store_for(self.output).write(self.uri, self.model_dump_json(indent=1).encode())
+        return self.uri
+
+    @classmethod
+    def load(cls, uri: str) -> Job:
+        """Read a job document.
+
+        Raises:
+            BadSpec: it is not there, or not a job.
+        """
+        try:
+            return cls.model_validate_json(store_for(uri).read(uri))
+        except FileNotFoundError as error:
+            raise BadSpec(f"{uri}: no job document there. REFIT_JOB must name a job.json.") from error
+        except ValidationError as error:
+            raise BadSpec("\n".join(f"{uri}: {line}" for line in explain(error))) from error
+
+
+class JobRun:
+    """A job while it runs: its folder on this machine, its progress, its events.
+
+    The folder is local; on S3 it is a scratch folder whose small files are uploaded as they change.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job = job
+        self.folder = folder
+        self.store: Store = store_for(job.output)
+        self._started = time.time()
+        self._status: dict[str, Any] = {}
+        self._sequence = _last_sequence(folder / EVENTS)
+        self._lock = threading.Lock()
+
+    @property
+    def spec(self) -> Pipeline:
+        """The whole spec of the line."""
+        return self.job.spec
+
+    def progress(self, phase: str, done: float, total: float, **more: Any) -> None:
+        """Say how far the work is; also the heartbeat. `done` and `total` share a unit of the caller's choice."""
+        now = time.time()
+        left = (now - self._started) / done * (total - done) if done > 0 else None
+        status = {
+            "id": self.job.id, "kind": self.job.kind, "phase": phase, "done": done, "total": total,
+            "seconds_left": left, "started": self._started, "heartbeat": now, "host": socket.gethostname(),
+            "pid": os.getpid(), **more,
+        }  # fmt: skip
+        with self._lock:
+            self._status = status
+            self._put(STATUS, json.dumps(status, default=str).encode())
+
+    def event(self, state: State, reason: str, **more: Any) -> None:
+        """Record a change of state, with its reason; numbered, so that a reader can project it idempotently."""
+        with self._lock:
+            self._sequence += 1
+            record = {
+                "job": self.job.id, "sequence": self._sequence, "at": datetime.now(UTC).isoformat(), "state": state,
+                "reason": reason, "attempt": self.job.attempt, **more,
+            }  # fmt: skip
+            files.append(self.folder / EVENTS, json.dumps(record, default=str).encode())
+            if not isinstance(self.store, FileStore):
+                self._put(EVENTS, (self.folder / EVENTS).read_bytes())
+        log.event("job", **{key: value for key, value in record.items() if key not in ("at", "sequence")})
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Write the manifest: the job has succeeded from here on."""
+        self._put(MANIFEST, manifest.model_dump_json(indent=1).encode())
+        return manifest
+
+    def _put(self, name: str, data: bytes) -> None:
+        self.store.write(join(self.job.output, name), data)
+
+
+Handler = Callable[[JobRun], Manifest]
+
+
+def run(job: Job, handler: Handler) -> Manifest:
+    """Run a job in this process: events around it, the manifest last; a committed output is answered from it.
+
+    Raises:
+        RefitError: what went wrong, in the contract's terms; the event says so too.
+    """
+    store = store_for(job.output)
+    done = store.manifest(job.output)
+    if done is not None:
+        log.event("answered", job=job.id, output=job.output)
+        return done
+    log.bind(job=job.id)
+    folder = store.path(job.output) if isinstance(store, FileStore) else Path.cwd() / "job"
+    folder.mkdir(parents=True, exist_ok=True)
+    running = JobRun(job, folder)
+    running.event(State.RUNNING, f"attempt {job.attempt} on {socket.gethostname()}", pid=os.getpid())
+    running.progress("start", 0, 1)
+    try:
+        manifest = running.commit(handler(running))
+    except RefitError as error:
+        state = State.SUSPENDED if isinstance(error, Preempted) else State.FAILED
+        running.event(state, str(error), exit_code=error.exit_code, error=type(error).__name__)
+        raise
+    except BaseException as error:
+        running.event(
+            State.FAILED, f"{type(error).__name__}: {error}", exit_code=1, traceback=traceback.format_exc()[-4000:]
+        )
+        raise
+    running.event(State.SUCCEEDED, "manifest written")
+    return manifest
+
+
+def run_from_environment(handlers: Mapping[str, Handler]) -> Manifest:
+    """Run the job that REFIT_JOB names, with the handler of its kind."""
+    uri = os.environ.get("REFIT_JOB")
+    if not uri:
+        raise BadInput("REFIT_JOB is not set: give a subcommand (see --help), or the address of a job.json.")
+    job = Job.load(uri)
+    if job.kind not in handlers:
+        raise BadSpec(f"{uri}: this program has no {job.kind!r}; it does {', '.join(sorted(handlers))}.")
+    return run(job, handlers[job.kind])
+
+
+def read_events(text: str) -> list[dict[str, Any]]:
+    """The records of an events.jsonl; a line that a kill cut short is passed over."""
+    records = []
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def _last_sequence(path: Path) -> int:
+    records = read_events(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return max((int(record.get("sequence", 0)) for record in records), default=0)
+
+
+def report(manifest: Manifest, output: str) -> dict[str, Any]:
+    """What a program prints of a finished job."""
+    print(f"done: {output}", file=sys.stderr)
+    return {"manifest": join(output, MANIFEST), "fingerprint": manifest.fingerprint, **manifest.facts}

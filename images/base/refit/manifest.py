@@ -1,0 +1,78 @@
+"""The manifest: the commit of a folder. A folder without one does not exist."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from refit import fingerprint
+
+MANIFEST = "manifest.json"
+
+
+class File(BaseModel):
+    """A file of the folder: path relative to it, size in bytes, sha256 in hex."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """What a folder holds, what made it, and from what.
+
+    `inputs` maps a role to the input's content digest. `outputs` maps a role to the URI of another folder that this
+    job committed. `facts` is whatever the stage wants to tell (counts, scores, seeds, the realised mix).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int = 1
+    kind: str
+    fingerprint: str
+    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    code: str = ""
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    files: tuple[File, ...] = ()
+    facts: dict[str, Any] = {}
+
+    def content_digest(self) -> str:
+        """What the folder counts as when it is an input: kind and files, never a time or a URI.
+
+        A folder without files of its own (a job's) counts by its fingerprint.
+        """
+        files = sorted((file.path, file.sha256) for file in self.files)
+        return fingerprint.digest({"kind": self.kind, "files": files or [self.fingerprint]})
+
+
+def describe(folder: Path, exclude: frozenset[str] = frozenset()) -> tuple[File, ...]:
+    """Every file below `folder`, hashed, except its manifest and the names (relative paths) in `exclude`."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder).as_posix()
+        if path.is_file() and relative != MANIFEST and relative not in exclude:
+            found.append(File(path=relative, size=path.stat().st_size, sha256=fingerprint.file_digest(path)))
+    return tuple(found)
+
+
+def damage(folder: Path, manifest: Manifest, *, hashes: bool = True) -> list[str]:
+    """What differs between a folder and its manifest, in words; empty when it is whole.
+
+    `hashes=False` looks at names and sizes only: cheap, and blind to flipped bits.
+    """
+    wrong = []
+    for file in manifest.files:
+        path = folder / file.path
+        if not path.is_file():
+            wrong.append(f"{file.path} is missing")
+        elif path.stat().st_size != file.size:
+            wrong.append(f"{file.path} has {path.stat().st_size} bytes, the manifest says {file.size}")
+        elif hashes and fingerprint.file_digest(path) != file.sha256:
+            wrong.append(f"{file.path} differs from its hash")
+    return wrong

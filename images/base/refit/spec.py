@@ -1,0 +1,339 @@
+"""Every setting of a business line: type, default, bounds, unit, and the sentence a person reads in the form.
+
+This is their only home. The trigger form, the check of a YAML file, `--set` and the documentation are derived from it
+(`refit.form`, `refit.pipeline`). A field made with `form(…)` is one of the dozen that people change; the rest is
+reached by the form's `overrides` object or by `--set`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,47}$")]
+Uri = Annotated[str, Field(pattern=r"^(file:///|s3://|cache://)\S+$")]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Spec(BaseModel):
+    """A group of settings: closed (an unknown name is an error), frozen, and free of NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+def form(default: Any = ..., *, title: str, help: str, unit: str | None = None) -> Any:
+    """A field that the trigger form shows."""
+    shown: dict[str, Any] = {"form": True, **({"unit": unit} if unit else {})}
+    return Field(default, title=title, description=help, json_schema_extra=shown)
+
+
+# ------------------------------------------------------------------------------------------------------------ data
+
+
+class Source(Spec):
+    """Where records come from. `columns` maps our names (prompt, completion, text, user, session, time) to theirs."""
+
+    name: Name
+    uri: Uri
+    format: Literal["auto", "alpaca", "sharegpt", "messages", "preference", "prompt", "text"] = "auto"
+    columns: dict[str, str] = {}
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    domain: str | None = None
+
+
+class Rule(Spec):
+    """A cleaning rule by name, with arguments that differ from its own defaults."""
+
+    name: Name
+    args: dict[str, bool | int | float | str] = {}
+
+
+class Dedup(Spec):
+    """Exact, then MinHash near duplicates verified by exact Jaccard over n-grams."""
+
+    threshold: Annotated[float, Field(gt=0, le=1)] = form(
+        0.8, title="Near-duplicate threshold", help="Two texts this similar (Jaccard over n-grams) count as one."
+    )
+    ngram: Annotated[int, Field(ge=1, le=13)] = 5
+    bands: Count = 14
+    rows: Count = 8
+    seed: int = 1
+
+
+class Split(Spec):
+    """Which records are trained on, watched, and held out: by a stable hash of the session, so data can grow."""
+
+    heldout: Share = 0.1
+    validation: Share = 0.02
+    salt: str = "refit"
+
+    @model_validator(mode="after")
+    def _leaves_something_to_train_on(self) -> Self:
+        if self.heldout + self.validation >= 1:
+            raise ValueError(
+                f"heldout + validation is {self.heldout + self.validation:g}; leave something to train on (below 1)"
+            )
+        return self
+
+
+class Expectations(Spec):
+    """What Great Expectations asks of the records at the door out."""
+
+    min_records: Count = 100
+    labels: tuple[str, ...] = ()
+    max_label_share: Share = 0.95
+
+
+class Data(Spec):
+    """What the model eats."""
+
+    sources: tuple[Source, ...] = Field(min_length=1)
+    system: str = ""
+    label_key: str | None = None
+    rules: tuple[Rule, ...] = (
+        Rule(name="control_characters"),
+        Rule(name="length"),
+        Rule(name="url_ratio"),
+        Rule(name="repeats"),
+    )
+    max_records: Count | None = form(
+        None, title="Records at most", help="Read no more than this of each source; empty for all."
+    )
+    max_bad_ratio: Share = form(
+        0.05, title="Bad records tolerated", help="Above this share of quarantined records the run stops and says why."
+    )
+    dedup: Dedup = Dedup()
+    split: Split = Split()
+    expect: Expectations = Expectations()
+    pack_length: Annotated[int, Field(ge=16, le=1 << 20)] = 256
+    seed: int = 1
+    drill: Literal["none", "shuffle_labels"] = "none"
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _names_stand_for_rules(cls, value: Any) -> Any:
+        return (
+            [{"name": item} if isinstance(item, str) else item for item in value]
+            if isinstance(value, list | tuple)
+            else value
+        )
+
+    @model_validator(mode="after")
+    def _sources_can_be_mixed(self) -> Self:
+        names = [source.name for source in self.sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"sources named twice: {', '.join(twice)}; give each its own name")
+        if sum(source.weight for source in self.sources) <= 0:
+            raise ValueError("the weights of data.sources sum to 0; give at least one source a positive weight")
+        return self
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+class Lora(Spec):
+    """Low-rank adapters (Hu et al. 2021) on every linear layer but the head."""
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    dropout: Share = 0.0
+
+
+class Checkpoint(Spec):
+    """When training saves, and how much it keeps."""
+
+    every_steps: Count | None = None
+    every_minutes: Positive = form(
+        30.0, title="Checkpoint every", unit="minutes", help="At most this much work is lost when a machine dies."
+    )
+    keep_last: Count = 3
+
+
+class Train(Spec):
+    """How the model learns.
+
+    One optimizer step sees `micro_batch` x `accumulation` packed sequences, whatever the number of ranks: the ranks
+    share the micro batches out, so the recipe (and the output's name) does not change with the machines.
+    """
+
+    # These move work around; they do not change what comes out.
+    not_in_fingerprint: ClassVar[frozenset[str]] = frozenset(
+        {"ranks", "checkpoint", "smoke_steps", "smoke_minutes", "heartbeat_seconds", "nodes", "gpus_per_node", "queue"}
+    )
+
+    base: Uri
+    method: Literal["full", "lora"] = form(
+        "lora", title="Method", help="LoRA trains small adapters; full trains every weight."
+    )
+    max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = form(100, title="Steps", help="Optimizer steps.")
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = form(
+        2e-4, title="Learning rate", help="The peak, after warm-up."
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = 10
+    schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    clip: Positive = 1.0
+    micro_batch: Count = form(
+        4, title="Micro batch", unit="sequences", help="Packed sequences that go through the model at once."
+    )
+    accumulation: Count = 1
+    ranks: Count = 1
+    nodes: Count = 1
+    gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
+    queue: str = "default"
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    lora: Lora = Lora()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 1
+    checkpoint: Checkpoint = Checkpoint()
+    smoke_steps: Count = 3
+    smoke_minutes: Positive = 10.0
+    heartbeat_seconds: Positive = 2.0
+
+    @model_validator(mode="after")
+    def _ranks_share_the_batch(self) -> Self:
+        if self.accumulation % self.ranks:
+            raise ValueError(
+                f"train.accumulation is {self.accumulation} and train.ranks is {self.ranks}; "
+                "accumulation counts micro batches over all ranks and must be a multiple of ranks"
+            )
+        return self
+
+
+# ------------------------------------------------------------------------------------------------ evaluation, gate
+
+
+class Sampling(Spec):
+    """Every parameter is sent with every request: what the engine would default to comes from the model's own files."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: int = -1
+    min_p: Share = 0.0
+    max_tokens: Count = 32
+    repetition_penalty: Positive = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 1
+
+
+class Gate(Spec):
+    """What a candidate must show. Three verdicts: pass, fail, hold; no data is never a pass."""
+
+    min_items: Count = 100
+    min_gain: float = form(
+        0.0, title="Gain needed", help="The lower end of the interval of candidate minus champion must be above this."
+    )
+    max_general_loss: Share = 0.1
+    min_valid: Share = 0.5
+    force: bool = form(
+        False,
+        title="Drill: ignore the gate",
+        help="Lets a candidate through whatever the gate says; it is written down.",
+    )
+
+
+class Evaluate(Spec):
+    """The exam: held-out business items and a small general set, both models, in the form they are served in."""
+
+    not_in_fingerprint: ClassVar[frozenset[str]] = frozenset({"gate", "concurrency"})
+
+    max_items: Count = form(300, title="Items", help="Held-out items asked of both models, chosen by a stable hash.")
+    labels: tuple[str, ...] = ()
+    label_key: str | None = None
+    general: bool = True
+    sampling: Sampling = Sampling()
+    concurrency: Count = 8
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    gate: Gate = Gate()
+
+
+# ------------------------------------------------------------------------------------------------ promotion, rollout
+
+
+class FirstChampion(Spec):
+    """What there is to beat before the first run: the base model as it is, or one trained for a few steps."""
+
+    kind: Literal["base", "trained"] = "base"
+    max_steps: Count = 30
+
+
+class Promote(Spec):
+    """Registration in MLflow, and who says yes."""
+
+    approval: bool = form(
+        False, title="Ask a person", help="Wait for an approval in the UI before any user sees the candidate."
+    )
+    approval_hours: Positive = 24.0
+    first_champion: FirstChampion = FirstChampion()
+
+
+class Serve(Spec):
+    """The serving profile: part of the release, since it is part of what users get."""
+
+    engine: Literal["vllm"] = "vllm"
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    max_model_len: Count = 512
+    max_num_seqs: Count = 16
+    kv_cache_gib: Count = 1
+    prefix_caching: bool = True
+    eager: bool = True
+
+
+class Rollout(Spec):
+    """How a candidate meets users: shadow first, then these shares, each with a verdict.
+
+    The margins are absolute (0.05 is five points). A step passes when the candidate is proven not worse than the
+    champion by more than the margin; it goes back when harm is proven, or at the deadline.
+    """
+
+    steps: tuple[Annotated[int, Field(ge=1, le=100)], ...] = form(
+        (5, 20, 50, 100), title="Shares", unit="%", help="Share of users at each step, rising, ending in 100."
+    )
+    shadow_pairs: Annotated[int, Field(ge=0)] = 30
+    min_events: Count = form(40, title="Events a side", help="Feedback events each side needs before a verdict.")
+    min_seconds: Annotated[float, Field(ge=0)] = 15.0
+    deadline_minutes: Positive = form(
+        30.0, title="Deadline of a step", unit="minutes", help="No verdict by then: back to the champion."
+    )
+    margin: Annotated[float, Field(gt=0, le=1)] = 0.05
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    max_error_rate: Share = 0.05
+    max_latency_ratio: Positive = 3.0
+    stale_seconds: Positive = 60.0
+    keep_warm_minutes: Annotated[float, Field(ge=0)] = 10.0
+
+    @field_validator("steps")
+    @classmethod
+    def _steps_rise_to_all(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
+        if not steps or list(steps) != sorted(set(steps)) or steps[-1] != 100:
+            raise ValueError(f"steps are {list(steps)}; they must rise and end in 100, as in [5, 20, 50, 100]")
+        return steps
+
+
+# ------------------------------------------------------------------------------------------------------- the line
+
+
+class Pipeline(Spec):
+    """A business line: one file in dags/pipelines/."""
+
+    name: Name
+    title: str
+    description: str = ""
+    team: Name
+    owner: str
+    schedule: str | None = None
+    on_new_data: bool = True
+    timeout_hours: Positive = 24.0
+    data: Data
+    train: Train
+    evaluate: Evaluate = Evaluate()
+    promote: Promote = Promote()
+    serve: Serve = Serve()
+    rollout: Rollout = Rollout()

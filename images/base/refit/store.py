@@ -1,0 +1,188 @@
+"""Where folders live: a disk in the embedded default, S3 elsewhere, and the code above cannot tell.
+
+`store_for(uri)` gives the store of a URI's scheme; every method takes whole URIs. A folder is made with `publish`:
+
+    with store.publish(uri) as draft:
+        write_shards(draft.path)
+        draft.commit(manifest)        # hash, fsync, manifest last, rename; or nothing at all
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pydantic import ValidationError
+
+from refit import files
+from refit.errors import BadInput, StoreUnavailable
+from refit.manifest import MANIFEST, Manifest, describe
+
+
+def cache_folder() -> Path:
+    """Where demo data, base models and fetched copies are kept: outside REFIT_HOME, so that a fresh home is cheap."""
+    return Path(os.environ.get("REFIT_CACHE") or Path.home() / ".cache" / "refit")
+
+
+def join(uri: str, *parts: str) -> str:
+    """A URI below another."""
+    return "/".join([uri.rstrip("/"), *(part.strip("/") for part in parts)])
+
+
+class Draft:
+    """A folder in the making: write below `path`, then `commit` once."""
+
+    def __init__(self, path: Path, finish: Callable[[Path, Manifest], Manifest]) -> None:
+        self.path = path
+        self.manifest: Manifest | None = None
+        self._finish = finish
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Hash and publish the folder; returns the manifest with its files.
+
+        Where another writer published the same folder first, theirs stands, ours is discarded, and theirs is returned.
+        """
+        if self.manifest is not None:
+            raise RuntimeError("a draft is committed once")
+        self.manifest = self._finish(self.path, manifest.model_copy(update={"files": describe(self.path)}))
+        return self.manifest
+
+
+class Store(ABC):
+    """Files and folders by URI."""
+
+    @abstractmethod
+    def read(self, uri: str) -> bytes:
+        """The bytes at `uri`; FileNotFoundError where nothing is."""
+
+    @abstractmethod
+    def write(self, uri: str, data: bytes) -> None:
+        """Replace what is at `uri`, whole or not at all."""
+
+    @abstractmethod
+    def create(self, uri: str, data: bytes) -> bool:
+        """Write only where nothing is; False where something is. The fence between two writers."""
+
+    @abstractmethod
+    def exists(self, uri: str) -> bool:
+        """Whether a file is at `uri`."""
+
+    @abstractmethod
+    def children(self, uri: str) -> list[str]:
+        """Names directly below a folder, sorted; empty where it is not there."""
+
+    @abstractmethod
+    def local(self, uri: str) -> Path:
+        """A file or committed folder as a path on this machine's disk (fetched and checked where it is elsewhere)."""
+
+    @abstractmethod
+    def publish(self, uri: str) -> AbstractContextManager[Draft]:
+        """A context with a `Draft` that becomes the folder at `uri` when it is committed."""
+
+    def manifest(self, uri: str) -> Manifest | None:
+        """The manifest of the folder at `uri`; None where the folder is not committed."""
+        try:
+            text = self.read(join(uri, MANIFEST))
+        except FileNotFoundError:
+            return None
+        try:
+            return Manifest.model_validate_json(text)
+        except ValidationError as error:
+            raise StoreUnavailable(
+                f"{uri}: manifest.json cannot be read: {error}. Remove the folder to make it anew."
+            ) from error
+
+    def require(self, uri: str, kind: str) -> Manifest:
+        """The manifest of a folder that must be there, of the kind it must be."""
+        manifest = self.manifest(uri)
+        if manifest is None:
+            raise BadInput(
+                f"{uri}: no manifest.json there; expected a committed {kind}. Check the address, or make it first."
+            )
+        if manifest.kind != kind:
+            raise BadInput(f"{uri}: holds a {manifest.kind}, expected a {kind}.")
+        return manifest
+
+
+class FileStore(Store):
+    """`file://` and `cache://`: folders on a disk."""
+
+    def read(self, uri: str) -> bytes:
+        return self.path(uri).read_bytes()
+
+    def write(self, uri: str, data: bytes) -> None:
+        files.write(self.path(uri), data)
+
+    def create(self, uri: str, data: bytes) -> bool:
+        return files.create(self.path(uri), data)
+
+    def exists(self, uri: str) -> bool:
+        return self.path(uri).is_file()
+
+    def children(self, uri: str) -> list[str]:
+        folder = self.path(uri)
+        return sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
+
+    def local(self, uri: str) -> Path:
+        path = self.path(uri)
+        if not path.exists():
+            raise FileNotFoundError(uri)
+        return path
+
+    @contextmanager
+    def publish(self, uri: str) -> Iterator[Draft]:
+        final = self.path(uri)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        folder = final.with_name(f".draft-{final.name}-{os.getpid()}-{secrets.token_hex(4)}")
+        folder.mkdir()
+        try:
+            yield Draft(folder, lambda path, manifest: self._finish(uri, path, manifest))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _finish(self, uri: str, draft: Path, manifest: Manifest) -> Manifest:
+        files.write(draft / MANIFEST, manifest.model_dump_json(indent=1).encode())
+        files.sync_tree(draft)
+        final = self.path(uri)
+        if files.rename_folder(draft, final):
+            return manifest
+        theirs = self.manifest(uri)
+        if theirs is not None:
+            return theirs
+        # What is there was never committed: it does not exist, and makes room.
+        shutil.rmtree(final)
+        if not files.rename_folder(draft, final):
+            raise StoreUnavailable(f"{uri}: another writer keeps making this folder.")
+        return manifest
+
+    def path(self, uri: str) -> Path:
+        """The disk path of a `file://` or `cache://` URI (or a plain path)."""
+        parts = urlsplit(uri)
+        if parts.scheme == "cache":
+            root = cache_folder().resolve()
+            path = (root / unquote(parts.netloc) / unquote(parts.path).lstrip("/")).resolve()
+            if not path.is_relative_to(root):
+                raise BadInput(f"{uri}: leads out of the cache folder.")
+            return path
+        if parts.scheme == "file":
+            if parts.netloc:
+                raise BadInput(f"{uri}: a file address has three slashes, as in file:///data/x.")
+            return Path(unquote(parts.path))
+        if parts.scheme:
+            raise BadInput(f"{uri}: unknown scheme {parts.scheme!r}; use file://, cache:// or s3://.")
+        return Path(uri).absolute()
+
+
+def store_for(uri: str) -> Store:
+    """The store that serves a URI's scheme."""
+    if urlsplit(uri).scheme == "s3":
+        from refit.store_s3 import S3Store  # boto3 is only needed where S3 is
+
+        return S3Store()
+    return FileStore()
