@@ -1,0 +1,59 @@
+"""Whole or not at all, also under kill -9 and two writers."""
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from refit import files
+
+WRITER = """
+import sys
+from pathlib import Path
+from refit import files
+path = Path(sys.argv[1])
+for turn in range(10**6):
+    files.write(path, str(turn % 10).encode() * 20000)
+"""
+
+
+def test_a_reader_never_sees_half_a_file_while_the_writer_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for _ in range(5):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
+        deadline = time.monotonic() + 30
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for _ in range(200):
+            text = path.read_bytes()
+            assert len(text) == 20000
+            assert len(set(text)) == 1
+        writer.kill()
+        writer.wait()
+        assert len(set(path.read_bytes())) == 1
+
+
+def test_of_many_creators_exactly_one_wins(tmp_path: Path) -> None:
+    path = tmp_path / "fence"
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(lambda n: files.create(path, str(n).encode()), range(64)))
+    assert won.count(True) == 1
+    assert path.read_bytes() == str(won.index(True)).encode()
+    assert [p.name for p in tmp_path.iterdir()] == ["fence"]
+
+
+def test_append_closes_off_a_line_that_a_kill_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2, "b')
+    files.append(path, b'{"a": 3}')
+    assert path.read_bytes().splitlines() == [b'{"a": 1}', b'{"a": 2, "b', b'{"a": 3}']
+
+
+def test_a_folder_with_content_keeps_its_name(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text(name)
+    assert files.rename_folder(tmp_path / "first", tmp_path / "final")
+    assert not files.rename_folder(tmp_path / "second", tmp_path / "final")
+    assert (tmp_path / "final" / "x").read_text() == "first"

@@ -1,0 +1,106 @@
+"""The contract: in by one document, out by one document, success only with a manifest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from refit import cli
+from refit.errors import BY_EXIT_CODE, BadRecords, Infrastructure, Preempted, from_exit_code
+from refit.job import Job, JobRun, read_events, run
+from refit.manifest import Manifest
+from refit.pipeline import load
+from refit.states import NEXT, State, step
+
+TINY = Path(__file__).resolve().parents[2] / "dags" / "pipelines" / "tiny.yaml"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job.build("train", load(TINY), store=f"file://{tmp_path}", output=f"file://{tmp_path}/out")
+
+
+def events(job: Job) -> list[dict[str, object]]:
+    return read_events(Path(job.output.removeprefix("file://"), "events.jsonl").read_text())
+
+
+def done(running: JobRun) -> Manifest:
+    running.progress("work", 1, 2, loss=0.5)
+    return Manifest(kind="job", fingerprint="f", facts={"answer": 42})
+
+
+def test_a_job_ends_with_its_manifest_and_is_answered_from_it(job: Job) -> None:
+    assert run(job, done).facts == {"answer": 42}
+    assert [event["state"] for event in events(job)] == ["running", "succeeded"]
+
+    def never(running: JobRun) -> Manifest:
+        raise AssertionError("ran twice")
+
+    assert run(job, never).facts == {"answer": 42}
+    status = json.loads(Path(job.output.removeprefix("file://"), "status.json").read_text())
+    assert (status["phase"], status["done"], status["total"], status["loss"]) == ("work", 1, 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "state"),
+    [(BadRecords("x"), 10, "failed"), (Preempted("x"), 20, "suspended"), (RuntimeError("x"), None, "failed")],
+)
+def test_an_error_leaves_an_event_and_no_manifest(job: Job, error: Exception, code: int | None, state: str) -> None:
+    def fails(running: JobRun) -> Manifest:
+        raise error
+
+    with pytest.raises(type(error)):
+        run(job, fails)
+    assert events(job)[-1]["state"] == state
+    assert events(job)[-1]["exit_code"] == (code or 1)
+    assert not Path(job.output.removeprefix("file://"), "manifest.json").exists()
+
+
+def test_a_second_attempt_goes_on_counting(job: Job) -> None:
+    with pytest.raises(RuntimeError):
+        run(job, lambda running: (_ for _ in ()).throw(RuntimeError("x")))
+    run(job.model_copy(update={"attempt": 2}), done)
+    assert [event["sequence"] for event in events(job)] == [1, 2, 3, 4]
+    assert [event["attempt"] for event in events(job)] == [1, 1, 2, 2]
+
+
+def test_the_command_line_and_the_document_run_the_same_code(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REFIT_JOB", job.save())
+    assert cli.main(argparse.ArgumentParser("trainer"), {"train": done}, []) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["answer"] == 42
+
+
+def test_a_refusal_is_a_sentence_and_a_code(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REFIT_JOB", job.save())
+    assert cli.main(argparse.ArgumentParser("corpus"), {"prepare": done}, []) == 10
+    shown = capsys.readouterr()
+    assert "has no 'train'; it does prepare" in shown.err
+    assert json.loads(shown.out.splitlines()[-1])["error"] == "BadSpec"
+
+
+def test_a_document_that_is_not_a_job_names_its_fault(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text('{"id": "x", "knd": "train"}')
+    with pytest.raises(Exception, match=r"knd is not a setting"):
+        Job.load(f"file://{tmp_path}/job.json")
+
+
+def test_exit_codes_name_errors_both_ways() -> None:
+    for code, error in BY_EXIT_CODE.items():
+        assert type(from_exit_code(code, "x")) is error
+    assert isinstance(from_exit_code(-9, "killed"), Infrastructure)
+    assert not BY_EXIT_CODE[10].retry
+    assert BY_EXIT_CODE[20].retry
+
+
+def test_states_change_only_as_drawn() -> None:
+    assert step(State.RUNNING, State.SUCCEEDED) is State.SUCCEEDED
+    for state in NEXT:
+        with pytest.raises(ValueError, match="cannot become"):
+            step(State.SUCCEEDED, state)

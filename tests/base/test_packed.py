@@ -1,0 +1,55 @@
+"""The packed format: what is written is mapped back, and damage is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refit import packed
+from refit.errors import BadInput
+
+
+def written(folder: Path, vocabulary_size: int = 70000) -> packed.Header:
+    tokens = np.array([[5, 6, 7, 65999, 9, 0], [1, 2, 3, 4, 5, 6]])
+    segments = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 2, 2, 3]])
+    mask = np.array([[0, 1, 0, 1, 1, 0], [0, 1, 1, 0, 1, 0]])
+    return packed.write(
+        folder, "train", tokens=tokens, segments=segments, mask=mask,
+        vocabulary="v", vocabulary_size=vocabulary_size, samples=5,
+    )  # fmt: skip
+
+
+def test_a_split_comes_back(tmp_path: Path) -> None:
+    header = written(tmp_path)
+    read = packed.read(tmp_path, "train")
+    assert read.header == header
+    assert (header.dtype, header.tokens, header.targets, header.samples) == ("uint32", 11, 6, 5)
+    assert read.tokens[0].tolist() == [5, 6, 7, 65999, 9, 0]
+    assert read.mask.dtype == np.uint8
+
+
+def test_positions_start_anew_in_each_document(tmp_path: Path) -> None:
+    written(tmp_path)
+    positions = packed.position_ids(packed.read(tmp_path, "train").segments)
+    assert positions.tolist() == [[0, 1, 0, 1, 2, 0], [0, 1, 2, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("name", ["train.tokens.bin", "train.segments.bin", "train.mask.bin"])
+def test_a_file_cut_short_is_refused(tmp_path: Path, name: str) -> None:
+    written(tmp_path)
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[:-1])
+    with pytest.raises(BadInput, match="the header says"):
+        packed.read(tmp_path, "train")
+
+
+def test_another_version_or_no_split_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="not a packed split"):
+        packed.read(tmp_path, "train")
+    written(tmp_path)
+    text = (tmp_path / "train.json").read_text().replace('"version": 1', '"version": 9')
+    (tmp_path / "train.json").write_text(text)
+    with pytest.raises(BadInput, match="packed format 9"):
+        packed.read(tmp_path, "train")

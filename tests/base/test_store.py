@@ -1,0 +1,145 @@
+"""The same promises on a disk and on S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from refit.errors import BadInput, StoreUnavailable
+from refit.manifest import Manifest, damage
+from refit.store import FileStore, Store, join, store_for
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    server_module = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket="refit")
+        yield "s3://refit"
+    server.stop()
+
+
+@pytest.fixture(params=["file", "s3"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("REFIT_CACHE", str(tmp_path / "cache"))
+    if request.param == "file":
+        return f"file://{tmp_path}/store"
+    return join(request.getfixturevalue("s3"), tmp_path.name)
+
+
+def publish(store: Store, uri: str, content: str, fingerprint: str = "f") -> Manifest:
+    with store.publish(uri) as draft:
+        (draft.path / "deep").mkdir()
+        (draft.path / "deep" / "x.txt").write_text(content)
+        return draft.commit(Manifest(kind="thing", fingerprint=fingerprint))
+
+
+def draft_fails(store: Store, uri: str) -> None:
+    try:
+        with store.publish(uri) as draft:
+            (draft.path / "x").write_text("half")
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        return
+
+
+def test_a_published_folder_comes_back_whole(root: str) -> None:
+    store, uri = store_for(root), join(root, "things/a")
+    assert store.manifest(uri) is None
+    manifest = publish(store, uri, "hello")
+    assert store.manifest(uri) == manifest
+    folder = store.local(uri)
+    assert (folder / "deep" / "x.txt").read_text() == "hello"
+    assert damage(folder, manifest) == []
+    assert store.children(join(root, "things")) == ["a"]
+    assert store.require(uri, "thing") == manifest
+
+
+def test_what_was_not_committed_does_not_exist(root: str) -> None:
+    store, uri = store_for(root), join(root, "things/b")
+    draft_fails(store, uri)
+    assert store.manifest(uri) is None
+    assert store.children(join(root, "things")) == []
+    with pytest.raises(BadInput, match="no manifest"):
+        store.require(uri, "thing")
+
+
+def test_of_two_writers_the_first_stands_and_the_second_is_told(root: str) -> None:
+    store, uri = store_for(root), join(root, "things/c")
+    first = publish(store, uri, "first")
+    second = publish(store, uri, "second")
+    assert second == first
+    assert (store.local(uri) / "deep" / "x.txt").read_text() == "first"
+
+
+def test_create_is_a_fence(root: str) -> None:
+    store, uri = store_for(root), join(root, "lock")
+    assert store.create(uri, b"1")
+    assert not store.create(uri, b"2")
+    assert store.read(uri) == b"1"
+    store.write(uri, b"3")
+    assert store.read(uri) == b"3"
+    with pytest.raises(FileNotFoundError):
+        store.read(join(root, "nothing"))
+
+
+def test_content_counts_and_time_does_not(root: str) -> None:
+    store = store_for(root)
+    same = publish(store, join(root, "x"), "same", "one").content_digest()
+    assert publish(store, join(root, "y"), "same", "two").content_digest() == same
+    assert publish(store, join(root, "z"), "other", "one").content_digest() != same
+
+
+def test_junk_without_a_manifest_makes_room(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/a"
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "junk").write_text("killed half-way")
+    publish(FileStore(), uri, "hello")
+    assert not (tmp_path / "a" / "junk").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/a"
+    manifest = publish(FileStore(), uri, "hello")
+    file = tmp_path / "a" / "deep" / "x.txt"
+    file.write_text("hellO")
+    assert damage(tmp_path / "a", manifest) == ["deep/x.txt differs from its hash"]
+    file.write_text("hell")
+    assert damage(tmp_path / "a", manifest, hashes=False) == ["deep/x.txt has 4 bytes, the manifest says 5"]
+    file.unlink()
+    assert damage(tmp_path / "a", manifest) == ["deep/x.txt is missing"]
+
+
+def test_a_broken_manifest_is_an_error_not_an_absence(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(StoreUnavailable, match="cannot be read"):
+        FileStore().manifest(f"file://{tmp_path}")
+
+
+@pytest.mark.parametrize("uri", ["http://x/y", "file://host/x", "cache://../../etc/passwd"])
+def test_addresses_that_lead_elsewhere_are_refused(uri: str) -> None:
+    with pytest.raises(BadInput):
+        store_for(uri).exists(uri)
+
+
+def test_s3_notices_a_fetch_that_is_damaged(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFIT_CACHE", str(tmp_path))
+    store, uri = store_for(s3), join(s3, "damaged")
+    publish(store, uri, "hello")
+    store.write(join(uri, "deep/x.txt"), b"hellO")
+    with pytest.raises(StoreUnavailable, match="differs from its hash"):
+        store.local(uri)
