@@ -65,6 +65,21 @@ def training_fingerprint(train: BaseModel, *, dataset: str, base: str) -> str:
     return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base})
 
 
+def evaluation_fingerprint(evaluate: BaseModel, *, dataset: str, release: str) -> str:
+    """The name of an evaluation: one release's answers to one exam. `dataset` is a content digest, `release` an id.
+
+    The gate is not in it: what is asked of a candidate can change without asking the models again.
+    """
+    spec = evaluate.model_dump(mode="json", exclude=set(getattr(evaluate, "not_in_fingerprint", ())))
+    return fingerprint("evaluate", RECIPE_VERSION["evaluate"], spec, {"dataset": dataset, "release": release})
+
+
+def comparison_fingerprint(evaluate: BaseModel, *, candidate: str, champion: str) -> str:
+    """The name of a comparison; both are content digests of evaluations. The gate decides the verdict, so it is in."""
+    spec = evaluate.model_dump(mode="json", exclude={"concurrency"})
+    return fingerprint("compare", RECIPE_VERSION["compare"], spec, {"candidate": candidate, "champion": champion})
+
+
 def file_digest(path: Path) -> str:
     """sha256 of a file's bytes, in hex."""
     with path.open("rb") as handle:
