@@ -164,6 +164,25 @@ while True: time.sleep(0.05)
     assert process.wait() == 0
 
 
+def test_what_carries_the_spared_variable_is_left_alone_with_its_children(tag: str) -> None:
+    """A stack's programs go after an accident; the jobs they started are adopted later."""
+    job = f"""
+import os, subprocess, sys
+os.environ["JOB"] = "one"
+subprocess.run([sys.executable, "-c", {LAUNCHER!r}])
+"""
+    program = spawn([sys.executable, "-c", job], stdout=subprocess.PIPE, tag=tag)
+    assert program.stdout is not None
+    rank = Identity.of(int(program.stdout.readline()))
+    root = Identity.of(program.pid)
+    (launcher,) = (identity for identity in descendants(root) if rank in descendants(identity))
+    assert kill_tree(root, grace=5, tag=tag, spare="JOB") == [root]
+    assert alive(launcher)
+    assert alive(rank)
+    assert not alive(root)
+    program.wait()
+
+
 def test_killing_what_is_gone_finds_nothing_and_spares_a_reused_pid() -> None:
     stranger = spawn(SLEEP)
     try:

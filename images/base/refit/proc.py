@@ -154,28 +154,36 @@ def _below(roots: set[int], processes: list[_Stat]) -> list[Identity]:
 
 def find_tagged(tag: str, *, variable: str = TAG) -> list[Identity]:
     """Every running process whose environment carries `variable=tag`, except this one."""
-    mark = f"{variable}={tag}".encode()
-    found = []
-    for stat in _processes():
-        if stat.pid == os.getpid() or not _runs(stat):
-            continue
-        try:
-            environment = Path(f"/proc/{stat.pid}/environ").read_bytes()
-        except (PermissionError, FileNotFoundError, ProcessLookupError):
-            continue  # of another user, or gone while we looked
-        if mark in environment.split(b"\0"):
-            found.append(Identity(stat.pid, stat.started, boot_id()))
-    return found
+    return [
+        Identity(stat.pid, stat.started, boot_id())
+        for stat in _processes()
+        if stat.pid != os.getpid() and _runs(stat) and (variable, tag) in _environment(stat.pid)
+    ]
+
+
+def _environment(pid: int) -> list[tuple[str, str]]:
+    try:
+        block = Path(f"/proc/{pid}/environ").read_bytes()
+    except (PermissionError, FileNotFoundError, ProcessLookupError):
+        return []  # of another user, or gone while we looked
+    entries = block.decode(errors="replace").split("\0")
+    return [(name, value) for name, equals, value in (entry.partition("=") for entry in entries) if equals]
 
 
 def kill_tree(
-    identity: Identity | None, *, grace: float = 10.0, tag: str | None = None, variable: str = TAG
+    identity: Identity | None,
+    *,
+    grace: float = 10.0,
+    tag: str | None = None,
+    variable: str = TAG,
+    spare: str | None = None,
 ) -> list[Identity]:
     """End a process and all that belongs to it, and return only when all of it is verified gone.
 
     The root gets SIGTERM first and `grace` seconds to end its children in its own order. What is left of the tree when
     the root has ended gets SIGTERM too, and SIGKILL when the time is over. Returns every process that was found; an
     empty list means that nothing was running. `identity` may be None or long dead: then the tag alone is followed.
+    A process whose environment has the variable `spare`, whatever its value, is left alone with all its descendants.
 
     Raises `StillAlive` when something survives SIGKILL.
     """
@@ -183,7 +191,7 @@ def kill_tree(
     asked: set[Identity] = set()
     deadline = time.monotonic() + grace
     while time.monotonic() < deadline:
-        members = _members(identity, found, tag, variable)
+        members = _members(identity, found, tag, variable, spare)
         if not members:
             return sorted(found, key=lambda member: member.pid)
         ask = {identity} if identity in members else members
@@ -193,7 +201,7 @@ def kill_tree(
             asked.add(member)
         time.sleep(POLL_SECONDS)
     deadline = time.monotonic() + KILL_SECONDS
-    while members := _members(identity, found, tag, variable):
+    while members := _members(identity, found, tag, variable, spare):
         if time.monotonic() > deadline:
             raise StillAlive(members)
         for member in members:
@@ -202,7 +210,9 @@ def kill_tree(
     return sorted(found, key=lambda member: member.pid)
 
 
-def _members(identity: Identity | None, found: set[Identity], tag: str | None, variable: str) -> set[Identity]:
+def _members(
+    identity: Identity | None, found: set[Identity], tag: str | None, variable: str, spare: str | None
+) -> set[Identity]:
     """What runs of the tree at this moment. `found` is what was seen so far, and grows."""
     processes = list(_processes())
     running = {Identity(stat.pid, stat.started, boot_id()): stat for stat in processes if _runs(stat)}
@@ -218,6 +228,9 @@ def _members(identity: Identity | None, found: set[Identity], tag: str | None, v
     members = {seed for seed in seeds if seed in running}
     members.update(member for member, stat in running.items() if stat.session in led)
     members.update(_below({member.pid for member in members}, processes))
+    if spare is not None:
+        spared = {member.pid for member in members if any(name == spare for name, _ in _environment(member.pid))}
+        members -= {member for member in members if member.pid in spared} | set(_below(spared, processes))
     members = {member for member in members if member.pid != os.getpid()}
     found.update(members)
     return members
