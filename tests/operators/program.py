@@ -1,0 +1,54 @@
+"""A small real program that follows the job contract, for tests of whatever starts programs.
+
+The fixture `home` installs it under the names of the stages' programs. What it does is told by
+`job.options["act"]`: a list of [verb, argument] that is worked through in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from refit import cli, errors
+from refit.job import JobRun
+from refit.manifest import Manifest
+from refit.states import State
+
+KINDS = ("prepare", "plan", "smoke", "train", "evaluate", "compare")
+
+
+def act(run: JobRun) -> Manifest:
+    with (run.folder / "starts").open("a") as handle:
+        handle.write(f"{os.getpid()}\n")
+    facts = dict(run.job.options.get("facts", {}))
+    for verb, argument in run.job.options.get("act", []):
+        if verb == "progress":
+            run.progress("work", argument, 100)
+        elif verb == "say":
+            print(argument, flush=True)
+        elif verb == "event":
+            run.event(State.RUNNING, argument)
+        elif verb == "wait_for":  # a file: the test's word that it has seen enough
+            while not Path(argument).exists():
+                time.sleep(0.02)
+        elif verb == "leave":  # a child in a session of its own, as torchrun makes them
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            (run.folder / argument).write_text(str(child.pid))
+        elif verb == "exit":
+            os._exit(argument)
+        elif verb == "raise":
+            raise getattr(errors, argument)(f"as told: {argument}")
+        elif verb == "environment":
+            facts["environment"] = sorted(os.environ)
+        else:
+            raise ValueError(verb)
+    outputs = run.job.options.get("outputs", {})
+    return Manifest(kind=run.job.kind, fingerprint="f" * 32, facts=facts, outputs=outputs)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.main(argparse.ArgumentParser("program"), dict.fromkeys(KINDS, act)))
