@@ -63,3 +63,10 @@ def test_nan_has_no_name() -> None:
 
 def test_order_of_keys_does_not_count() -> None:
     assert fingerprint.digest({"a": 1, "b": (1, 2)}) == fingerprint.digest({"b": [1, 2], "a": 1})
+
+
+def test_naming_code_does_not_import_it(package: Path) -> None:
+    """A name is asked for on every run, also where the library behind the code takes seconds to load."""
+    (package / "phase.py").write_text("from shaped.helper import f\n")
+    (package / "helper.py").write_text("raise RuntimeError('imported')\nf = 1\n")
+    assert code() == code()

@@ -143,3 +143,13 @@ def test_s3_notices_a_fetch_that_is_damaged(s3: str, tmp_path: Path, monkeypatch
     store.write(join(uri, "deep/x.txt"), b"hellO")
     with pytest.raises(StoreUnavailable, match="differs from its hash"):
         store.local(uri)
+
+
+def test_what_was_removed_does_not_exist_and_can_be_made_again(root: str) -> None:
+    store, uri = store_for(root), join(root, "things/a")
+    publish(store, uri, "old")
+    store.remove(uri)
+    assert store.manifest(uri) is None
+    publish(store, uri, "new")
+    assert store.read(join(uri, "deep/x.txt")) == b"new"
+    store.remove(join(root, "things/never"))

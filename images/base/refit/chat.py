@@ -2,15 +2,21 @@
 
 Masks follow segments, never the length of a rendered prefix: a template may rewrite earlier turns (marin#7237,
 Megatron-Bridge#3359), and a prefix may tokenize differently than the same text inside the whole.
+
+How: every content is replaced by a mark that occurs nowhere else, the skeleton is rendered, and the marks are found
+again; the template decides what stands around them. With the contents put back the text must equal what the template
+renders of the true conversation, character by character. Where it does not (the template looks into the contents),
+only the last answer is learnt, in the surroundings that the template gives it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +26,36 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from refit.errors import BadInput
 
 Message = Mapping[str, Any]
+Piece = tuple[str, int | None]  # text, and the number of the message whose content it is (None: the template's own)
+
+_MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of rendered text; `learn` where the model should learn to write it."""
+    """A stretch of rendered text.
+
+    `learn` where the model should learn to write it. `special` where it is one special token that the template wrote;
+    the same characters inside a message are plain text and must be tokenized as such.
+    """
 
     text: str
     learn: bool
+    special: bool = False
 
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template with the special tokens it may name."""
+    """A chat template with the special tokens it may name, and all special tokens of its tokenizer."""
 
     source: str
     tokens: tuple[tuple[str, str], ...] = ()
+    specials: tuple[str, ...] = ()
+
+    @property
+    def eos(self) -> str:
+        """The token that ends an answer; empty where the tokenizer names none."""
+        return dict(self.tokens).get("eos_token", "")
 
     def render(self, messages: Sequence[Message], *, generation: bool = False) -> str:
         """The text of a conversation; with `generation`, opened for the assistant's next turn.
@@ -47,38 +67,82 @@ class Template:
             return _compiled(self.source).render(
                 messages=[dict(message) for message in messages], add_generation_prompt=generation, **dict(self.tokens)
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:
             raise BadInput(f"the chat template refuses the conversation: {error}") from error
 
     def segments(self, messages: Sequence[Message]) -> list[Segment]:
-        """The whole conversation in segments; assistant contents with what ends them are learnt, the rest is not.
-
-        Every assistant content is replaced by a mark that occurs nowhere else, the whole is rendered once, and the
-        marks are found again: the template decides what stands around them, and whether they are there at all.
+        """The whole conversation in segments: answers with what ends them are learnt, the rest is not.
 
         Raises:
-            BadInput: an assistant turn does not come out of the template as it went in.
+            BadInput: the template refuses the conversation, or the last answer cannot be found in what it renders.
         """
-        marked, contents = [], []
-        for message in messages:
-            if message.get("role") == "assistant" and isinstance(message.get("content"), str) and message["content"]:
-                contents.append(str(message["content"]).strip())
-                marked.append({**message, "content": f"\ue000{len(contents)}\ue001"})
-            else:
-                marked.append(dict(message))
-        text = self.render(marked)
-        segments: list[Segment] = []
-        for number, content in enumerate(contents, start=1):
-            before, mark, text = text.partition(f"\ue000{number}\ue001")
-            if not mark:
-                raise BadInput(f"the chat template drops or rewrites assistant turn {number}")
-            end, text = self._turn_end(text)
-            segments += [Segment(before, False), Segment(content + end, True)]
-        return [segment for segment in [*segments, Segment(text, False)] if segment.text]
+        if any(_MARK.search(str(message.get("content"))) for message in messages):
+            raise BadInput("a message contains the marks that rendering needs (U+E000, digits, U+E001)")
+        truth = self.render(messages)
+        everywhere = frozenset(range(len(messages)))
+        prompts = frozenset(n for n in everywhere if messages[n].get("role") != "assistant")
+        for marked in (everywhere, prompts):
+            for change in (_as_it_is, str.strip):  # some templates trim every content
+                whole, opened = self._skeletons(messages, marked)
+                pieces = _fill(whole, messages, change)
+                if "".join(text for text, _ in pieces) != truth:
+                    continue
+                if marked == everywhere:
+                    return self._answers(_lead(pieces, whole, opened), messages)
+                if whole.startswith(opened) and messages[-1].get("role") == "assistant":
+                    return self._last_answer(_fill(opened, messages, change), whole[len(opened) :])
+        raise BadInput("the chat template rewrites the conversation, so that its answers cannot be found again")
 
-    def _turn_end(self, text: str) -> tuple[str, str]:
-        eos = dict(self.tokens).get("eos_token", "")
-        return (eos, text[len(eos) :]) if eos and text.startswith(eos) else ("", text)
+    def _skeletons(self, messages: Sequence[Message], marked: frozenset[int]) -> tuple[str, str]:
+        """The rendered conversation with marks for contents, and how it opens for its last turn."""
+        if len(marked) == len(messages) and all(message.keys() == {"role", "content"} for message in messages):
+            return _plain_skeletons(self, tuple(str(message["role"]) for message in messages))
+        marks = [_marked(message, n) if n in marked else message for n, message in enumerate(messages)]
+        return self.render(marks), self.render(marks[:-1], generation=True)
+
+    def _answers(self, pieces: Sequence[Piece], messages: Sequence[Message]) -> list[Segment]:
+        """Segments where every assistant content is learnt, with the special token that ends it."""
+        answers = [at for at, (_, n) in enumerate(pieces) if n is not None and messages[n].get("role") == "assistant"]
+        tail = "".join(text for text, _ in pieces[answers[-1] + 1 :]) if answers else ""
+        end = self._special_at(tail)
+        segments: list[Segment] = []
+        for at, (text, number) in enumerate(pieces):
+            if number is not None:
+                segments.append(Segment(text, at in answers))
+                continue
+            if end and at - 1 in answers and text.startswith(end):
+                segments.append(Segment(end, True, True))
+                text = text[len(end) :]
+            segments += self._literal(text)
+        if answers and not tail.strip() and self.eos:
+            # Nothing ends the conversation: without this the model would never learn to stop.
+            segments.append(Segment(self.eos, True, True))
+        return _joined(segments)
+
+    def _last_answer(self, before: Sequence[Piece], answer: str) -> list[Segment]:
+        """Segments where only the end is learnt: the model writes it from the opened turn on, and what ends it."""
+        segments: list[Segment] = []
+        for text, number in before:
+            segments += [Segment(text, False)] if number is not None else self._literal(text)
+        ends = [answer.find(special) for special in self._all_specials() if special in answer]
+        text, rest = (answer[: min(ends)], answer[min(ends) :]) if ends else (answer, "")
+        end = self._special_at(rest) or self.eos
+        closing = [Segment(end, True, True)] if end else []
+        return _joined([*segments, Segment(text, True), *closing, *self._literal(rest.removeprefix(end))])
+
+    def _literal(self, text: str) -> list[Segment]:
+        """The template's own text, with its special tokens in segments of their own."""
+        specials = self._all_specials()
+        if not specials:
+            return [Segment(text, False)]
+        parts = re.split("(" + "|".join(map(re.escape, specials)) + ")", text)
+        return [Segment(part, False, special=at % 2 == 1) for at, part in enumerate(parts)]
+
+    def _special_at(self, text: str) -> str:
+        return next((special for special in self._all_specials() if text.startswith(special)), "")
+
+    def _all_specials(self) -> list[str]:
+        return sorted({*self.specials, *(token for _, token in self.tokens)} - {""}, key=len, reverse=True)
 
 
 def load_template(folder: Path) -> Template:
@@ -96,7 +160,70 @@ def load_template(folder: Path) -> Template:
     values = {
         name: config[name]["content"] if isinstance(config.get(name), dict) else config.get(name) for name in names
     }
-    return Template(source, tuple((name, value) for name, value in values.items() if isinstance(value, str)))
+    tokens = tuple((name, value) for name, value in values.items() if isinstance(value, str))
+    return Template(source, tokens, _special_tokens(folder / "tokenizer.json"))
+
+
+def _special_tokens(file: Path) -> tuple[str, ...]:
+    added = json.loads(file.read_text(encoding="utf-8")).get("added_tokens", []) if file.is_file() else []
+    return tuple(token["content"] for token in added if token.get("special"))
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def _marked(message: Message, number: int) -> Message:
+    return {**message, "content": f"\ue000{number}\ue001"} if isinstance(message.get("content"), str) else message
+
+
+@lru_cache(maxsize=256)
+def _plain_skeletons(template: Template, roles: tuple[str, ...]) -> tuple[str, str]:
+    """The skeletons follow from the roles alone where messages have nothing but role and content."""
+    marks = [_marked({"role": role, "content": ""}, n) for n, role in enumerate(roles)]
+    return template.render(marks), template.render(marks[:-1], generation=True)
+
+
+def _fill(skeleton: str, messages: Sequence[Message], change: Callable[[str], str]) -> list[Piece]:
+    """A skeleton with its contents put back, in pieces."""
+    pieces: list[Piece] = []
+    for at, part in enumerate(_MARK.split(skeleton)):
+        if at % 2:
+            pieces.append((change(str(messages[int(part)]["content"])), int(part)))
+        elif part:
+            pieces.append((part, None))
+    return pieces
+
+
+def _lead(pieces: list[Piece], whole: str, opened: str) -> list[Piece]:
+    """Pieces in which the last answer begins where the model begins to write.
+
+    A template may put text of its own between the opened turn and the answer (Qwen3's empty thoughts): the model has
+    to write that too, so it becomes part of the answer.
+    """
+    at = max((at for at, (_, number) in enumerate(pieces) if number is not None), default=None)
+    if at is None or at == 0 or pieces[at - 1][1] is not None or not whole.startswith(opened):
+        return pieces
+    mark = whole.rfind("\ue000")
+    written = whole[len(opened) : mark] if len(opened) <= mark else ""
+    if not written or _MARK.search(written):
+        return pieces
+    before, (text, number) = pieces[at - 1][0].removesuffix(written), pieces[at]
+    return [*pieces[: at - 1], *([(before, None)] if before else []), (written + text, number), *pieces[at + 1 :]]
+
+
+def _joined(segments: Sequence[Segment]) -> list[Segment]:
+    """Neighbours of one kind made one: they are tokenized together, as they are when the model is served."""
+    joined: list[Segment] = []
+    for segment in segments:
+        before = joined[-1] if joined else None
+        if not segment.text:
+            continue
+        if before and not before.special and not segment.special and before.learn == segment.learn:
+            joined[-1] = Segment(before.text + segment.text, segment.learn)
+        else:
+            joined.append(segment)
+    return joined
 
 
 @cache

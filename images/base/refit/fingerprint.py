@@ -98,17 +98,15 @@ def code_digest(module: str) -> str:
 def _collect(module: str, package: str, seen: dict[str, str]) -> None:
     if module in seen:
         return
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
+    source = _source(module)
+    if source is None:
         raise ModuleNotFoundError(f"no source for module {module}")
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    imported = [
-        name for node in ast.walk(tree) for name in _imports(node, module, bool(spec.submodule_search_locations))
-    ]
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    imported = [name for node in ast.walk(tree) for name in _imports(node, module, source.name == "__init__.py")]
     _strip_docstrings(tree)
     seen[module] = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
     for name in imported:
-        if name.partition(".")[0] == package and _is_module(name):
+        if name.partition(".")[0] == package and _source(name):
             _collect(name, package, seen)
 
 
@@ -126,11 +124,17 @@ def _imports(node: ast.AST, module: str, is_package: bool) -> list[str]:
     return []
 
 
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ModuleNotFoundError, ValueError):
-        return False
+def _source(module: str) -> Path | None:
+    """The file of a module, found beside its package and never by importing it: what is named need not be loaded."""
+    package, *rest = module.split(".")
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    root = Path(spec.origin)
+    if not rest:
+        return root
+    place = root.parent.joinpath(*rest)
+    return next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
 
 
 def _strip_docstrings(tree: ast.AST) -> None:

@@ -85,6 +85,10 @@ class Store(ABC):
     def publish(self, uri: str) -> AbstractContextManager[Draft]:
         """A context with a `Draft` that becomes the folder at `uri` when it is committed."""
 
+    @abstractmethod
+    def remove(self, uri: str) -> None:
+        """Take a folder away, its manifest first: from then on it does not exist, whatever a kill leaves of it."""
+
     def manifest(self, uri: str) -> Manifest | None:
         """The manifest of the folder at `uri`; None where the folder is not committed."""
         try:
@@ -134,6 +138,11 @@ class FileStore(Store):
         if not path.exists():
             raise FileNotFoundError(uri)
         return path
+
+    def remove(self, uri: str) -> None:
+        folder = self.path(uri)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def publish(self, uri: str) -> Iterator[Draft]:

@@ -88,6 +88,11 @@ class S3Store(Store):
             shutil.rmtree(draft, ignore_errors=True)
         return target
 
+    def remove(self, uri: str) -> None:
+        manifest = self.manifest(uri)
+        for name in [MANIFEST, *(file.path for file in manifest.files)] if manifest else []:
+            self._call("delete_object", join(uri, name))
+
     @contextmanager
     def publish(self, uri: str) -> Iterator[Draft]:
         with tempfile.TemporaryDirectory() as folder:
