@@ -17,6 +17,7 @@ PYTHON = (3, 11)
 GB = 10**9
 SETUP_DISK_GB = 9.0
 """Both venvs (5 GB), the package cache's copy of what cannot be linked, the demo's base model and data."""
+SETUP_MEMORY_GB = 1.5
 RUN_DISK_GB = 2.0
 RUN_MEMORY_GB = 3.0
 """The idle stack takes 2.5 GB; a training or a model server comes on top."""

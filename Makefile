@@ -1,0 +1,58 @@
+# Refit's commands, named after what a person wants. `make` alone lists them.
+# Every target can be run twice, and again after a Ctrl-C at any moment.
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+BIN := .venv/bin
+PIPELINE ?= review_sentiment
+SEED ?= 1
+COUNT ?= 200
+PACKAGES := images/base/refit images/data/corpus images/evaluate/evaluator images/serve/serving images/standalone/standalone operators
+BOOTSTRAP := PYTHONPATH=images/standalone $(PYTHON) -m
+
+.DEFAULT_GOAL := help
+.PHONY: help setup up down status demo rollback check test-fast test bench soak lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make both venvs, and the demos' data and base model
+	@$(BOOTSTRAP) standalone.bootstrap
+
+up: setup ## start the embedded stack and wait until it works
+	@$(BIN)/refit up
+
+down: ## stop the stack and everything it started
+	@test ! -x $(BIN)/refit || $(BIN)/refit down
+
+status: ## what runs, and whether it works
+	@$(BIN)/refit status
+
+demo: setup ## retrain, prove better, roll out: the whole line (PIPELINE=tiny is the quick one)
+	@$(BIN)/refit demo $(PIPELINE)
+
+rollback: ## put the previous champion of PIPELINE back
+	@$(BIN)/refit rollback $(PIPELINE)
+
+check: setup ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict $(PACKAGES)
+	$(BIN)/mypy --strict --python-executable .venv-compute/bin/python images/train/trainer
+
+test-fast: setup ## unit tests only
+	$(BIN)/pytest -m "not integration and not scenarios and not kubernetes and not benchmark and not soak" $(ARGS)
+
+test: setup check ## every check and every test (ARGS= goes to pytest)
+	$(BIN)/pytest -m "not benchmark and not soak" $(ARGS)
+
+bench: setup ## how fast: benchmarks, written to bench-*.json
+	$(BIN)/pytest -m benchmark $(ARGS)
+
+soak: setup ## long campaigns of faults (SEED= and COUNT= are settable, a stopped one goes on)
+	REFIT_SOAK_SEED=$(SEED) REFIT_SOAK_COUNT=$(COUNT) $(BIN)/pytest -m soak $(ARGS)
+
+lock: ## derive every lock and pin list from images/constraints.txt (REFIT_TORCH_WHEELS=folder with torch's CPU wheel)
+	@$(BOOTSTRAP) standalone.lock
+
+clean: down ## remove the venvs and the stack's home; what was downloaded stays in ~/.cache/refit
+	rm -rf .venv .venv-compute $(or $(REFIT_HOME),.refit) .mypy_cache .ruff_cache .pytest_cache .hypothesis
