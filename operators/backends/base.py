@@ -75,6 +75,10 @@ class Backend(ABC):
         """The lines it printed since `cursor` (empty: from the start), and the next cursor."""
 
     @abstractmethod
+    def end_of_log(self, output: str) -> str:
+        """The cursor after what an earlier try printed, so that a new try shows its own lines only."""
+
+    @abstractmethod
     def stop(self, output: str, *, grace: float = 20.0) -> bool:
         """End it, with all that belongs to it, and return only when that is verified.
 

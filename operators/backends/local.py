@@ -114,6 +114,10 @@ class LocalBackend(Backend):
             whole = LOG_BYTES  # one line longer than we read: in pieces, not never
         return data[:whole].decode(errors="replace").splitlines(), str(start + whole)
 
+    def end_of_log(self, output: str) -> str:
+        path = self.folder(output) / keeper.OUTPUT
+        return str(path.stat().st_size if path.is_file() else 0)
+
     def stop(self, output: str, *, grace: float = 20.0) -> bool:
         return bool(proc.kill_tree(self.identity(output), tag=mark(output), grace=grace))
 

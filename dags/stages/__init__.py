@@ -1,0 +1,1 @@
+"""The stages of a retraining run: one file each, one task group each."""

@@ -1,0 +1,120 @@
+"""Copies what jobs say of themselves from the store into Postgres, where history is asked for.
+
+A job knows no database; its events.jsonl is the source, and each event has a number, so that copying it twice changes
+nothing. Postgres may be away: the callers here go on, and the run's last task copies everything again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from refit.job import EVENTS, Job, read_events
+from refit.sql import query
+from refit.store import join, store_for
+
+if TYPE_CHECKING:
+    import psycopg
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 3
+
+
+def configured() -> bool:
+    """Whether there is a database to write to."""
+    return bool(os.environ.get("REFIT_DATABASE_URL"))
+
+
+@contextmanager
+def connection() -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A short transaction on Refit's own database."""
+    import psycopg  # only tasks and triggers write; a DAG's import must not pay for it
+
+    with psycopg.connect(os.environ["REFIT_DATABASE_URL"], connect_timeout=CONNECT_SECONDS) as open_connection:
+        yield open_connection
+
+
+def project(job: Job, run_id: str | None = None) -> bool:
+    """Copy a job and its events. True when Postgres has them all; False when it is away (nothing is raised)."""
+    return _quietly(lambda database: _project(database, job, run_id))
+
+
+def mark(job: Job, state: str, reason: str) -> bool:
+    """Write down what a job could not say itself, because it was killed."""
+    return _quietly(
+        lambda database: database.execute(query("mark_job"), {"id": job.id, "state": state, "reason": reason})
+    )
+
+
+def evaluation(**row: Any) -> bool:
+    """Write down what a comparison found."""
+    row["facts"] = json.dumps(row.get("facts", {}), default=str)
+    return _quietly(lambda database: database.execute(query("project_evaluation"), row))
+
+
+def run(**row: Any) -> bool:
+    """Write down how a run ended."""
+    row["facts"] = json.dumps(row.get("facts", {}), default=str)
+
+    def write(database: psycopg.Connection[tuple[Any, ...]]) -> None:
+        database.execute(query("project_team"), {"team": row["team"]})
+        database.execute(query("project_run"), row)
+
+    return _quietly(write)
+
+
+def alert(level: str, source: str, message: str, *, key: str, pipeline: str | None = None, **details: Any) -> bool:
+    """Raise an alert, once per key. `level` is "suspicious" (log and board) or "dangerous" (somebody is told)."""
+    row = {
+        "level": level, "source": source, "pipeline": pipeline, "message": message, "key": key,
+        "details": json.dumps(details, default=str),
+    }  # fmt: skip
+    log.warning("alert level=%s source=%s pipeline=%s %s", level, source, pipeline, message)
+    return _quietly(lambda database: database.execute(query("add_alert"), row))
+
+
+def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: str | None) -> None:
+    store = store_for(job.output)
+    try:
+        events = read_events(store.read(join(job.output, EVENTS)).decode())
+    except FileNotFoundError:
+        events = []
+    manifest = store.manifest(job.output)
+    database.execute(query("project_team"), {"team": job.team})
+    database.execute(
+        query("project_job"),
+        {"id": job.id, "kind": job.kind, "pipeline": job.pipeline, "team": job.team, "owner": job.owner,
+         "run_id": run_id, "output": job.output},
+    )  # fmt: skip
+    known = {"job", "sequence", "at", "state", "reason", "attempt"}
+    for event in events:
+        details = {name: value for name, value in event.items() if name not in known}
+        row = {name: event.get(name) for name in known} | {"job": job.id, "details": json.dumps(details)}
+        database.execute(query("project_event"), row)
+    train = job.spec.train
+    devices = train.nodes * train.gpus_per_node if job.kind in ("smoke", "train") else 0
+    facts = json.dumps(manifest.facts, default=str) if manifest else None
+    hosts = [event["reason"].rsplit(" on ", 1)[-1] for event in events if " on " in str(event.get("reason"))]
+    database.execute(
+        query("project_state"),
+        {"job": job.id, "facts": facts, "devices": devices, "host": hosts[-1] if hosts else None},
+    )
+
+
+def _quietly(write: Any) -> bool:
+    if not configured():
+        return True
+    import psycopg
+
+    try:
+        with connection() as database:
+            write(database)
+    except psycopg.OperationalError as error:
+        log.warning("Postgres is away, history will be written later: %s", str(error).strip().splitlines()[0])
+        return False
+    return True

@@ -1,0 +1,132 @@
+"""The training stage's operator, and the sensor that watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
+
+from operators import run
+from operators.errors import restore
+from operators.job import JobOperator, committed, deadline
+from operators.links import CheckpointsLink, FolderLink
+from operators.retries import PREEMPTIONS
+from operators.triggers import CheckpointTrigger
+from refit.fingerprint import training_fingerprint
+from refit.spec import Pipeline
+from refit.store import join, store_for
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+Kind = Literal["plan", "smoke", "train"]
+
+
+class DeepSpeedOperator(JobOperator):
+    """Train with DeepSpeed, in a pod or as a local process; or plan it, or try it with a few steps.
+
+    Starts (or adopts) one training job and waits, deferred, for its manifest. A retry continues from the newest
+    complete checkpoint; it never starts a second job beside a living one. A preempted training comes back as often as
+    it must, everything else a few times.
+
+    What it does not do: choose hyperparameters (`trainer plan` does), watch the loss (the trainer does).
+
+    Args:
+        kind: plan, smoke or train.
+        first_champion: train the few steps of `promote.first_champion` instead.
+    """
+
+    kind: str  # type: ignore[misc]
+    stage: ClassVar[str] = "train"
+    operator_extra_links = (FolderLink(), CheckpointsLink())
+
+    def __init__(self, *, kind: Kind = "train", first_champion: bool = False, **kwargs: Any) -> None:
+        if kind == "train":
+            kwargs.setdefault("retries", PREEMPTIONS)
+        super().__init__(**kwargs)
+        self.kind = kind
+        self.first_champion = first_champion
+
+    def spec_of_job(self) -> Pipeline:
+        spec = super().spec_of_job()
+        if not self.first_champion:
+            return spec
+        train = spec.train.model_copy(update={"max_steps": spec.promote.first_champion.max_steps})
+        return spec.model_copy(update={"train": train})
+
+    def output_of(self, spec: Pipeline, context: Context) -> str:
+        return training_folder(spec, self.inputs["dataset"], "" if self.kind == "train" else f"{self.kind}-")
+
+    def inputs_of(self, spec: Pipeline) -> dict[str, str]:
+        return {**super().inputs_of(spec), "base": spec.train.base}
+
+
+def training_folder(spec: Pipeline, dataset: str, prefix: str = "") -> str:
+    """Where a training lies: named by its spec, its dataset and its base model. Both must be committed."""
+    name = training_fingerprint(
+        spec.train, dataset=committed(dataset).content_digest(), base=committed(spec.train.base).content_digest()
+    )
+    return join(run.store_uri(), "training", spec.name, prefix + name)
+
+
+class CheckpointSensor(BaseOperator):
+    """Fires on the first complete checkpoint of a training at or after a step, or when the training is done.
+
+    So that work on a checkpoint can start while the training goes on. It reads manifests only: a checkpoint without
+    one does not exist. It is skipped when the training's task ends without any.
+
+    Args:
+        spec: URI of the run's resolved spec.
+        dataset: URI of the data job's manifest.
+        step: the first step that counts; 0 for any.
+        beside: the id of the task that trains.
+
+    Returns:
+        The checkpoint's URI; the training's own folder when it was done before.
+    """
+
+    template_fields: Sequence[str] = ("spec", "dataset")
+    operator_extra_links = (FolderLink(),)
+    ui_color = "#f4f0ff"
+
+    def __init__(
+        self,
+        *,
+        spec: str,
+        dataset: str,
+        beside: str,
+        step: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.spec = spec
+        self.dataset = dataset
+        self.beside = beside
+        self.step = step
+        self.folder: str | None = None
+
+    def execute(self, context: Context) -> str:
+        spec = run.read_spec(self.spec)
+        self.folder = training_folder(spec, run.output_named(self.dataset, "dataset"))
+        ti = context["ti"]
+        self.defer(
+            trigger=CheckpointTrigger(
+                output=self.folder, step=self.step, deadline=deadline(spec, context), poll_seconds=3.0,
+                beside={"dag_id": ti.dag_id, "run_ids": [ti.run_id], "task_ids": [self.beside]},
+            ),
+            method_name="conclude",
+        )  # fmt: skip
+        raise AssertionError("defer raises")
+
+    def conclude(self, context: Context, event: dict[str, Any]) -> str:
+        """After the wait: the checkpoint's URI."""
+        if event["status"] == "failed":
+            raise restore(event)
+        if event["status"] == "nothing":
+            raise AirflowSkipException("the training ended without a complete checkpoint")
+        self.folder = str(event["checkpoint"])
+        manifest = store_for(self.folder).manifest(self.folder)
+        self.log.info("complete: %s, written %s", self.folder, manifest.created if manifest else "")
+        return self.folder

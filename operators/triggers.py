@@ -1,0 +1,290 @@
+"""What waits, deferred: for a job, a checkpoint, a model server, a verdict.
+
+A trigger here is a look that is repeated: `look` runs in a thread (it reads a file or asks the controller), and answers
+None for "not yet" or the event that ends the wait. All keep three rules:
+
+- The deadline travels inside: Airflow's own time-out of a trigger would leave what it watches running.
+- What is away for a while (the store, the controller) is waited for, `PATIENCE` seconds, not failed on.
+- Only `on_kill`, which is a person's act, ends the thing outside; a triggerer that restarts finds it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
+
+from operators import backends, projection
+from operators.backends import Phase
+from operators.controller import Controller
+from operators.errors import Hung, TimedOut, describe
+from operators.progress import Teller, duration, status_of
+from refit.errors import Infrastructure, NodeLost, RefitError, ServerUnavailable
+from refit.job import EVENTS, Job, read_events
+from refit.store import join, store_for
+
+PATIENCE = 300.0
+"""Seconds that the store or the controller may be away before a wait gives up."""
+
+PROJECT_SECONDS = 10.0
+"""How often a job's new events go to Postgres while it runs."""
+
+GIVEN_UP = frozenset({"failed", "upstream_failed", "skipped", "removed"})
+"""States of a task after which nothing of it will come."""
+
+LINES = 200
+"""At most this many of a job's lines go to the task's log at once; the rest follows at the next look."""
+
+
+class Watch(BaseTrigger):
+    """A look, repeated until it answers."""
+
+    def __init__(self, *, deadline: float, poll_seconds: float = 2.0, **fields: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.deadline = deadline
+        self.poll_seconds = poll_seconds
+        self._fields = fields
+        self._away_since: float | None = None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        kind = type(self)
+        fields = {"deadline": self.deadline, "poll_seconds": self.poll_seconds, **self._fields}
+        return f"{kind.__module__}.{kind.__qualname__}", fields
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        # Not asyncio.to_thread: from a thread of this kind a look may ask Airflow too.
+        look = sync_to_async(self._look, thread_sensitive=False)
+        while (event := await look()) is None:
+            await asyncio.sleep(self.poll_seconds)
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+
+    def look(self) -> dict[str, Any] | None:
+        """The event, or None when it is not time yet. May raise RefitError."""
+        raise NotImplementedError
+
+    def late(self) -> RefitError:
+        """What to do, and to say, when the deadline has passed."""
+        raise NotImplementedError
+
+    def _look(self) -> dict[str, Any] | None:
+        try:
+            event = self.look()
+            self._away_since = None
+            if event is None and time.time() > self.deadline:
+                return failed(self.late())
+        except (Infrastructure, OSError) as error:
+            since = self._away_since = self._away_since or time.monotonic()
+            if time.monotonic() - since < PATIENCE:
+                self.log.warning("away, asking again: %s", error)
+                return None
+            return failed(error if isinstance(error, RefitError) else ServerUnavailable(str(error)))
+        except RefitError as error:
+            return failed(error)
+        return event
+
+
+def done(**more: Any) -> dict[str, Any]:
+    """The event of a wait that ended well."""
+    return {"status": "done", **more}
+
+
+def failed(error: RefitError) -> dict[str, Any]:
+    """The event of a wait that did not."""
+    return {"status": "failed", **describe(error)}
+
+
+class JobTrigger(Watch):
+    """Waits for a job's manifest, or for its end without one.
+
+    Meanwhile it carries the job's lines and progress into the task's log, and its events into Postgres.
+
+    What it does not do: decide on a retry (the exception's class does). Known repetition: a triggerer that restarts
+    shows the job's lines of this try once more.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        backend: str,
+        run_id: str,
+        heartbeat_timeout: float,
+        cursor: str = "",
+        since: float,
+        **wait: Any,
+    ) -> None:
+        super().__init__(
+            job=job,
+            backend=backend,
+            run_id=run_id,
+            heartbeat_timeout=heartbeat_timeout,
+            cursor=cursor,
+            since=since,
+            **wait,
+        )
+        self.job = job
+        self.backend = backend
+        self.run_id = run_id
+        self.heartbeat_timeout = heartbeat_timeout
+        self.cursor = cursor
+        self.since = since
+        self._document: Job | None = None
+        self._teller = Teller()
+        self._projected = (0.0, 0)
+
+    def look(self) -> dict[str, Any] | None:
+        job = self._document = self._document or Job.load(self.job)
+        standing = backends.named(self.backend).state(job.output)
+        self._carry_lines(job.output)
+        # Asked after the standing: a job that ended well between the two questions has its manifest by now.
+        if store_for(job.output).manifest(job.output) is not None:
+            return done(output=job.output)
+        if standing.fault is not None:
+            return failed(standing.fault)
+        if standing.phase is Phase.ENDED:
+            return failed(Infrastructure(f"{job.id} ended with exit 0 and without a manifest"))
+        if standing.phase is Phase.ABSENT:
+            return failed(NodeLost(f"{job.id}: nothing runs it any more: {standing.why}"))
+        now = time.time()
+        status = status_of(job.output)
+        if status is not None and (news := self._teller.news(status, now)):
+            self.log.info("%s", news)
+        if standing.phase is Phase.RUNNING and (silent := now - self._last_sign(status)) > self.heartbeat_timeout:
+            return self._hung(job, silent)
+        self._carry_events(job, now)
+        return None
+
+    def late(self) -> RefitError:
+        self._stop()
+        return TimedOut(f"{self.job}: stopped, the run's time is over. Raise timeout_hours, or give it less to do.")
+
+    async def on_kill(self) -> None:
+        """A person ended the task: the job ends with it, its checkpoints stay."""
+        self.log.info("stopping the job: its task was ended by hand")
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        job = self._document or Job.load(self.job)
+        backends.named(self.backend).stop(job.output)
+        projection.mark(job, "suspended", "stopped")
+
+    def _last_sign(self, status: dict[str, Any] | None) -> float:
+        return max(self.since, float((status or {}).get("heartbeat") or 0))
+
+    def _hung(self, job: Job, silent: float) -> dict[str, Any]:
+        backends.named(self.backend).stop(job.output)
+        why = f"no sign of life for {duration(silent)}; stopped, to be started again from its last checkpoint"
+        projection.mark(job, "retrying", why)
+        return failed(Hung(f"{job.id}: {why}"))
+
+    def _carry_lines(self, output: str) -> None:
+        lines, self.cursor = backends.named(self.backend).logs(output, self.cursor)
+        for text in lines[-LINES:]:
+            self.log.info("%s", text)
+
+    def _carry_events(self, job: Job, now: float) -> None:
+        at, count = self._projected
+        if now - at < PROJECT_SECONDS:
+            return
+        try:
+            events = read_events(store_for(job.output).read(join(job.output, EVENTS)).decode())
+        except FileNotFoundError:
+            events = []
+        if len(events) != count and not projection.project(job, self.run_id):
+            events = events[:count]  # not written: again next time
+        self._projected = (now, len(events))
+
+
+class CheckpointTrigger(Watch):
+    """Waits for a training's first complete checkpoint at or after a step, for its end, or for its task's.
+
+    Reads manifests only: what has none does not exist, however new its folder. `beside` names the task that trains
+    (dag_id, run_ids, task_ids): when it ends badly there is nothing to wait for.
+    """
+
+    def __init__(self, *, output: str, step: int, beside: dict[str, Any], **wait: Any) -> None:
+        super().__init__(output=output, step=step, beside=beside, **wait)
+        self.output = output
+        self.step = step
+        self.beside = beside
+
+    def look(self) -> dict[str, Any] | None:
+        store = store_for(self.output)
+        folder = join(self.output, "checkpoints")
+        steps = sorted(number for name in store.children(folder) if (number := _step(name)) >= self.step)
+        for uri in (join(folder, f"step-{number}") for number in steps):
+            if store.manifest(uri) is not None:
+                return done(checkpoint=uri)
+        if store.manifest(self.output) is not None:
+            return done(checkpoint=self.output)
+        states = RuntimeTaskInstance.get_task_states(**self.beside)
+        ended = {state for tasks in states.values() for state in tasks.values()} & GIVEN_UP
+        return {"status": "nothing"} if ended else None
+
+    def late(self) -> RefitError:
+        return TimedOut(f"{self.output}: no complete checkpoint at or after step {self.step} in time")
+
+
+def _step(name: str) -> int:
+    number = name.removeprefix("step-")
+    return int(number) if name.startswith("step-") and number.isdigit() else -1
+
+
+class ServerTrigger(Watch):
+    """Waits until the model server of a release answers a real completion."""
+
+    def __init__(self, *, release_id: str, champion_of: str | None = None, **wait: Any) -> None:
+        super().__init__(release_id=release_id, champion_of=champion_of, **wait)
+        self.release_id = release_id
+        self.champion_of = champion_of
+        self._why = ""
+
+    def look(self) -> dict[str, Any] | None:
+        controller = Controller()
+        server = controller.server(self.release_id)
+        state, self._why = server.get("state"), str(server.get("why") or "")
+        if state == "failed":
+            return failed(ServerUnavailable(f"the server of {self.release_id} did not start: {self._why}"))
+        if state != "ready":
+            return None
+        if self.champion_of is not None:
+            champion = controller.champion(self.champion_of)
+            if champion is None or champion.id != self.release_id:
+                return None
+        return done(release_id=self.release_id, url=server.get("url"))
+
+    def late(self) -> RefitError:
+        return ServerUnavailable(
+            f"the server of {self.release_id} is not ready in time: {self._why or 'it says nothing'}"
+        )
+
+
+class RolloutTrigger(Watch):
+    """Waits for the controller's verdict on a step.
+
+    It does not roll back when the task is ended by hand: the controller keeps the step's deadline whatever Airflow
+    does, and a cleared task goes on where the rollout stands.
+    """
+
+    def __init__(self, *, rollout_id: str, step: int, **wait: Any) -> None:
+        super().__init__(rollout_id=rollout_id, step=step, **wait)
+        self.rollout_id = rollout_id
+        self.step = step
+        self._said = ""
+
+    def look(self) -> dict[str, Any] | None:
+        rollout = Controller().rollout(self.rollout_id)
+        why = str(rollout.get("why") or "")
+        if (said := f"{rollout['weight']} %: {rollout['verdict']}: {why}") != self._said:
+            self._said = said
+            self.log.info("%s", said)
+        settled = rollout["state"] != "running" or rollout["step"] > self.step or rollout["verdict"] != "wait"
+        return done(rollout=rollout) if settled else None
+
+    def late(self) -> RefitError:
+        return ServerUnavailable(f"no verdict on step {self.step} of {self.rollout_id}, long after its deadline")

@@ -1,0 +1,52 @@
+-- What the Airflow side writes of jobs and runs. Everything can be said twice: what is there already stays as it is.
+
+-- name: project_team
+INSERT INTO teams (name) VALUES (%(team)s) ON CONFLICT DO NOTHING;
+
+-- name: project_job
+INSERT INTO jobs (id, kind, pipeline, team, owner, run_id, output)
+VALUES (%(id)s, %(kind)s, %(pipeline)s, %(team)s, %(owner)s, %(run_id)s, %(output)s)
+ON CONFLICT (id) DO UPDATE SET run_id = coalesce(excluded.run_id, jobs.run_id);
+
+-- name: project_event
+INSERT INTO job_events (job, sequence, at, state, reason, attempt, details)
+VALUES (%(job)s, %(sequence)s, %(at)s, %(state)s, %(reason)s, %(attempt)s, %(details)s)
+ON CONFLICT (job, sequence) DO NOTHING;
+
+-- name: project_state
+-- A job stands where its newest event says; its time runs from the first event to the one that ended it.
+UPDATE jobs SET
+    state = newest.state,
+    reason = newest.reason,
+    attempt = newest.attempt,
+    host = coalesce(%(host)s, jobs.host),
+    started_at = first.at,
+    ended_at = CASE WHEN newest.state IN ('succeeded', 'failed', 'suspended') THEN newest.at END,
+    device_seconds = %(devices)s * extract(epoch FROM newest.at - first.at),
+    facts = coalesce(%(facts)s, jobs.facts)
+FROM (SELECT * FROM job_events WHERE job = %(job)s ORDER BY sequence DESC LIMIT 1) AS newest,
+     (SELECT * FROM job_events WHERE job = %(job)s ORDER BY sequence LIMIT 1) AS first
+WHERE jobs.id = %(job)s;
+
+-- name: mark_job
+-- What a job cannot say of itself: that it was killed. A success stays a success.
+UPDATE jobs SET state = %(state)s, reason = %(reason)s, ended_at = now()
+WHERE id = %(id)s AND state <> 'succeeded';
+
+-- name: project_evaluation
+INSERT INTO evaluations (id, pipeline, release, champion, run_id, verdict, forced, score, low, high, report, facts)
+VALUES (%(id)s, %(pipeline)s, %(release)s, %(champion)s, %(run_id)s, %(verdict)s, %(forced)s, %(score)s, %(low)s,
+        %(high)s, %(report)s, %(facts)s)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: project_run
+INSERT INTO runs (id, pipeline, team, outcome, why, started_at, ended_at, facts)
+VALUES (%(id)s, %(pipeline)s, %(team)s, %(outcome)s, %(why)s, %(started_at)s, %(ended_at)s, %(facts)s)
+ON CONFLICT (id) DO UPDATE SET
+    outcome = excluded.outcome, why = excluded.why, ended_at = excluded.ended_at, facts = excluded.facts;
+
+-- name: add_alert
+-- The same thing is said once: `key` names the occasion.
+INSERT INTO alerts (level, source, pipeline, message, details, key)
+VALUES (%(level)s, %(source)s, %(pipeline)s, %(message)s, %(details)s, %(key)s)
+ON CONFLICT (key) DO NOTHING;
