@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from standalone.venvs import IMAGES, Command, LOCKS, ROOT, SetupFailed, run, step, uv
+from standalone.venvs import IMAGES, LOCKS, ROOT, Command, SetupFailed, run, step, uv
 
 LINUX = ["--python-platform", "x86_64-manylinux_2_28"]
 IMAGE_FOLDERS = ("base", "data", "train", "evaluate", "serve")

@@ -2,8 +2,8 @@
 
 `.venv` (Airflow, MLflow, the data and serving packages, the tools) is made by uv from `control.lock`. `.venv-compute`
 (torch, DeepSpeed, vLLM) is made with pip where torch is concerned and with uv for the rest: vLLM's CPU build wants
-exactly `torch==X+cpu`, a version that no public index may carry, so it comes from a folder or an extra index that is set
-up for pip, and uv does not look in pip's places.
+exactly `torch==X+cpu`, a version that no public index may carry, so it comes from a folder or an extra index that pip
+was told of, and uv does not look in pip's places.
 
 Each venv gets a stamp, written last: the hash of everything it was made from. With the right stamp it is left alone;
 without one it is made or repaired, whatever state a Ctrl-C left it in.
