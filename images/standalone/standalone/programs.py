@@ -164,7 +164,7 @@ def _section(program: Program, home: Home) -> list[str]:
         f"stopwaitsecs={program.stop_seconds}",
         "killasgroup=true",
         "redirect_stderr=true",
-        f"stdout_logfile={_value(log_file(home, program.name))}",
+        f"stdout_logfile={_value(_value(log_file(home, program.name)))}",  # this one it expands twice
         "stdout_logfile_maxbytes=20MB",
         "stdout_logfile_backups=2",
         "",
