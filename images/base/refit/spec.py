@@ -162,7 +162,18 @@ class Train(Spec):
 
     # These move work around; they do not change what comes out.
     not_in_fingerprint: ClassVar[frozenset[str]] = frozenset(
-        {"ranks", "checkpoint", "smoke_steps", "smoke_minutes", "heartbeat_seconds", "nodes", "gpus_per_node", "queue"}
+        {
+            "ranks",
+            "nodes",
+            "gpus_per_node",
+            "queue",
+            "checkpoint",
+            "smoke_steps",
+            "smoke_minutes",
+            "heartbeat_seconds",
+            "hang_seconds",
+            "max_restarts",
+        }
     )
 
     base: Uri
@@ -189,12 +200,17 @@ class Train(Spec):
     queue: str = "default"
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
     lora: Lora = Lora()
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    # What matrices are multiplied in; trained weights and the optimizer are always float32. "auto" is bfloat16 where
+    # the processor computes in it, which is twice as fast there and many times slower elsewhere.
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     seed: int = 1
     checkpoint: Checkpoint = Checkpoint()
     smoke_steps: Count = 3
     smoke_minutes: Positive = 10.0
     heartbeat_seconds: Positive = 2.0
+    # A rank that is silent for so long is taken for hung; a step that is known to take longer counts tenfold.
+    hang_seconds: Positive = 120.0
+    max_restarts: Annotated[int, Field(ge=0)] = 3
 
     @model_validator(mode="after")
     def _ranks_share_the_batch(self) -> Self:
