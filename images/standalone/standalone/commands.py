@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Any
 
@@ -10,7 +11,7 @@ from standalone import doctor, stack
 from standalone.home import Home
 from standalone.ports import Ports
 from standalone.programs import GROUPS, select
-from standalone.status import status, table
+from standalone.status import pipeline_status, status, table
 
 
 def register(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,7 +50,12 @@ def _down(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _status(arguments: argparse.Namespace) -> dict[str, Any]:
-    document = status(Home.from_environment())
+    home = Home.from_environment()
+    if arguments.pipeline is not None:
+        document = pipeline_status(home, arguments.pipeline)
+        print(json.dumps(document, indent=1, ensure_ascii=False), file=sys.stderr)
+        return document
+    document = status(home)
     for line in table(document):
         print(line, file=sys.stderr)
     return document

@@ -114,7 +114,8 @@ def owner(port: int) -> str:
     """Who listens on a port, in words; the kernel tells only root about other users' processes."""
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr
+            if listens and listens.port == port and connection.pid:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except psutil.Error:
         return "another program"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import httpx
 import psutil
 
+from refit.errors import BadInput, ServerUnavailable
 from standalone.home import Home
 from standalone.ports import HOST, Ports
 from standalone.probes import PROBES
@@ -55,6 +57,32 @@ def status(home: Home) -> dict[str, Any]:
         "addresses": addresses(record.ports),
         "programs": programs,
     }
+
+
+def pipeline_status(home: Home, pipeline: str) -> dict[str, Any]:
+    """What serves a line: champion, previous, challenger, split and rollout, from the controller.
+
+    Raises:
+        BadInput: there is no such line.
+        ServerUnavailable: the controller does not answer.
+    """
+    record = Record.read(home)
+    ports = record.ports if record else Ports.from_environment()
+    try:
+        answer = httpx.get(
+            f"http://{HOST}:{ports.controller}/v1/pipelines/{pipeline}",
+            headers={"Authorization": f"Bearer {home.secret('token')}"},
+            timeout=10,
+            trust_env=False,
+        )
+    except (httpx.HTTPError, FileNotFoundError) as error:
+        raise ServerUnavailable(f"the rollout controller does not answer ({error}); `make up` starts it.") from error
+    if answer.status_code == 404:
+        raise BadInput(f"the controller knows no line named {pipeline!r}; the lines are the files in dags/pipelines/.")
+    if answer.status_code != 200:
+        raise ServerUnavailable(f"the rollout controller answers {answer.status_code}: {answer.text[:300]}")
+    document: dict[str, Any] = answer.json()
+    return document
 
 
 def table(document: dict[str, Any]) -> list[str]:
