@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 GRACE_BEFORE_RUN_ENDS = 60.0
 """A job is stopped this long before its run's time is over: Airflow's own time-out would leave it running."""
 
+POLL_SECONDS = {"local": 1.0, "kubernetes": 10.0}
+"""How often a job is looked at: a file is cheap, an API server is shared."""
+
 
 class JobOperator(KubernetesPodOperator):
     """Do one job, in a pod or as a local process, and return the URI of its manifest.
@@ -71,6 +74,7 @@ class JobOperator(KubernetesPodOperator):
     ) -> None:
         kwargs.setdefault("pool", self.stage)
         kwargs.setdefault("deferrable", True)
+        kwargs.setdefault("poll_interval", POLL_SECONDS.get(backends.chosen(), 10.0))
         kwargs.setdefault("image", pods.image(self.stage))
         kwargs.setdefault("namespace", pods.namespace())
         super().__init__(**kwargs)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
+# Before anything imports Airflow: it makes its home where it is first imported.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="refit-test-airflow-"))
+os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+
+import asyncio
+import importlib
+import json
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from operators.backends.local import LocalBackend
+from refit import proc
 from refit.job import Job
 from refit.pipeline import validate
 from refit.spec import Pipeline
@@ -20,13 +33,15 @@ PROGRAM = Path(__file__).with_name("program.py")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("REFIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("REFIT_STORE", (tmp_path / "store").as_uri())
     monkeypatch.setenv("REFIT_BACKEND", "local")
     monkeypatch.setenv("REFIT_PROGRAMS", str(_installed(tmp_path / "bin")))
     monkeypatch.delenv("REFIT_DATABASE_URL", raising=False)
-    return tmp_path / "home"
+    yield tmp_path / "home"
+    for folder in (tmp_path / "home" / "jobs").glob("*"):  # whatever a failed test left
+        proc.kill_tree(None, tag=folder.name, grace=0)
 
 
 @pytest.fixture
@@ -53,13 +68,8 @@ def make_job(home: Path, tmp_path: Path, spec: Pipeline) -> Callable[..., Job]:
 
 
 @pytest.fixture
-def backend(home: Path) -> Iterator[LocalBackend]:
-    made = LocalBackend()
-    yield made
-    for folder in (home / "jobs").glob("*"):  # whatever a failed test left
-        from refit import proc
-
-        proc.kill_tree(None, tag=folder.name, grace=0)
+def backend(home: Path) -> LocalBackend:
+    return LocalBackend()
 
 
 @pytest.fixture
@@ -85,3 +95,41 @@ def _installed(folder: Path) -> Path:
         (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
+
+
+class TaskInstance:
+    """What an operator asks of Airflow's task instance."""
+
+    def __init__(self, task_id: str = "task", state: str = "running", try_number: int = 1) -> None:
+        self.dag_id, self.task_id, self.run_id, self.map_index = "retrain_line", task_id, "manual__1", -1
+        self.try_number = try_number
+        self.state = state
+
+    def get_task_states(self, **_: Any) -> dict[str, dict[str, str]]:
+        return {self.run_id: {self.task_id: self.state}}
+
+
+@pytest.fixture
+def context() -> dict[str, Any]:
+    """A context as a task sees it, of a run that began now."""
+    begun = types.SimpleNamespace(start_date=datetime.now(UTC), run_id="manual__1")
+    return {"ti": TaskInstance(), "run_id": "manual__1", "dag_run": begun, "dag": types.SimpleNamespace()}
+
+
+@pytest.fixture
+def fire() -> Callable[[Any], dict[str, Any]]:
+    """Run a trigger to its event, as the triggerer does: rebuilt from what it serializes to."""
+
+    def run(trigger: Any, seconds: float = 60.0) -> dict[str, Any]:
+        path, fields = trigger.serialize()
+        module, name = path.rsplit(".", 1)
+        rebuilt = getattr(importlib.import_module(module), name)(**json.loads(json.dumps(fields)))
+
+        async def first() -> dict[str, Any]:
+            async for event in rebuilt.run():
+                return dict(event.payload)
+            raise AssertionError("the trigger ended without an event")
+
+        return asyncio.run(asyncio.wait_for(first(), seconds))
+
+    return run
