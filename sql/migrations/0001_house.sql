@@ -94,6 +94,8 @@ CREATE TABLE champions (
     rollout   text,
     reason    text NOT NULL,
     actor     text NOT NULL,
+    -- The controller's own name of the change: it writes its journal first, and a replay after an outage adds nothing.
+    key       text UNIQUE,
     at        timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX champions_newest ON champions (pipeline, sequence DESC);
@@ -155,13 +157,16 @@ CREATE TABLE feedback (
     at          timestamptz NOT NULL DEFAULT now()
 );
 
+-- No reference to rollouts: the recorder writes these, also while the controller's own rows are still in its journal.
 CREATE TABLE shadow_pairs (
-    rollout           text NOT NULL REFERENCES rollouts (id),
+    rollout           text NOT NULL,
     request_id        text NOT NULL,
     champion_answer   text NOT NULL,
     candidate_answer  text NOT NULL,
     champion_seconds  double precision,
     candidate_seconds double precision,
+    champion_status   integer,
+    candidate_status  integer,
     at                timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (rollout, request_id)
 );

@@ -45,7 +45,7 @@ VALUES (%(id)s, %(pipeline)s, %(team)s, %(outcome)s, %(why)s, %(started_at)s, %(
 ON CONFLICT (id) DO UPDATE SET
     outcome = excluded.outcome, why = excluded.why, ended_at = excluded.ended_at, facts = excluded.facts;
 
--- name: add_alert
+-- name: raise_alert
 -- The same thing is said once: `key` names the occasion.
 INSERT INTO alerts (level, source, pipeline, message, details, key)
 VALUES (%(level)s, %(source)s, %(pipeline)s, %(message)s, %(details)s, %(key)s)

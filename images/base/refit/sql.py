@@ -39,3 +39,18 @@ def query(name: str) -> str:
         return queries()[name]
     except KeyError:
         raise ValueError(f"no query named {name} in {folder() / 'queries'}") from None
+
+
+@cache
+def metric(name: str) -> str:
+    """A business metric by its name: the whole of `sql/metrics/<name>.sql`, one statement.
+
+    Takes %(rollout)s; gives one row a step and side: step, assigned, users, mean, variance (of one value a user, between
+    0 and 1), events, newest.
+    """
+    path = folder() / "metrics" / f"{name}.sql"
+    try:
+        return path.read_text(encoding="utf-8").strip().rstrip(";")
+    except FileNotFoundError:
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.sql")))
+        raise ValueError(f"no metric named {name} in {path.parent}; there are: {known}") from None
