@@ -75,7 +75,7 @@ def alert(level: str, source: str, message: str, *, key: str, pipeline: str | No
         "details": json.dumps(details, default=str),
     }  # fmt: skip
     log.warning("alert level=%s source=%s pipeline=%s %s", level, source, pipeline, message)
-    return _quietly(lambda database: database.execute(query("add_alert"), row))
+    return _quietly(lambda database: database.execute(query("raise_alert"), row))
 
 
 def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: str | None) -> None:
