@@ -122,6 +122,9 @@ def test_a_server_that_restarts_is_waited_for(world: World, engine: Engine):
     engine.stop()
     process = start(world, engine)
     wait_for(lambda: "retry" in (world.folder / "log").read_text())
+    status = world.folder / "evaluation" / "status.json"
+    before = json.loads(status.read_text())["heartbeat"]
+    wait_for(lambda: json.loads(status.read_text())["heartbeat"] > before)  # waiting is not a stall
     engine.start()
     assert process.wait(30) == 0
 

@@ -26,7 +26,7 @@ from refit.store import join, store_for
 
 KIND = "evaluation"
 PATIENCE_SECONDS = 120.0
-PROGRESS_SECONDS = 0.5
+HEARTBEAT_SECONDS = 1.0
 
 
 def evaluate(run: JobRun) -> Manifest:
@@ -99,24 +99,29 @@ async def _ask_all(run: JobRun, waiting: Sequence[Item], ledger: Ledger, *, tota
         raise BadInput(f"{job.uri}: options.url is missing; it names the server to ask, as http://127.0.0.1:8000.")
     patience = float(job.options.get("patience_seconds", PATIENCE_SECONDS))
     queue = iter(waiting)
-    told = 0.0
+
+    async def heartbeat() -> None:
+        # Also while nothing comes back: waiting for a server is being alive.
+        while True:
+            run.progress("ask", len(ledger.answers), total)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def worker(server: Server) -> None:
-        nonlocal told
         for item in queue:
             ledger.add(await server.ask(item))
-            if time.monotonic() - told > PROGRESS_SECONDS:
-                told = time.monotonic()
-                run.progress("ask", len(ledger.answers), total)
 
     async def all_of_it() -> None:
-        async with Server(
-            str(url), pipeline=job.pipeline, release=release_id(job), sampling=spec.sampling,
-            concurrency=spec.concurrency, patience=patience,
-        ) as server, asyncio.TaskGroup() as group:  # fmt: skip
-            await server.verify()
-            for _ in range(min(spec.concurrency, len(waiting))):
-                group.create_task(worker(server))
+        pulse = asyncio.create_task(heartbeat())
+        try:
+            async with Server(
+                str(url), pipeline=job.pipeline, release=release_id(job), sampling=spec.sampling,
+                concurrency=spec.concurrency, patience=patience,
+            ) as server, asyncio.TaskGroup() as group:  # fmt: skip
+                await server.verify()
+                for _ in range(min(spec.concurrency, len(waiting))):
+                    group.create_task(worker(server))
+        finally:
+            pulse.cancel()
 
     task = asyncio.ensure_future(all_of_it())
     loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ is over; what the server refuses for the question's own sake (too long) is an an
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from refit.spec import Sampling
 
 REFUSED = frozenset({400, 413, 422})
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+COMPLAINT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class Server:
         # Every parameter, with every request: what is left out would come from the model's own generation_config.json.
         self._sampling = {**sampling.model_dump(), "n": 1, "stream": False}
         self._patience = patience
+        self._complained = -math.inf
         self._client = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
             timeout=httpx.Timeout(patience, connect=5.0),
@@ -126,7 +129,9 @@ class Server:
                     f"{self._client.base_url}: no answer in {self._patience:g} s ({trouble}). "
                     "Look at the server's log; the answers so far are kept, and the next try goes on from them."
                 )
-            log.event("retry", path=path, trouble=trouble, pause=pause)
+            if time.monotonic() - self._complained > COMPLAINT_SECONDS:  # every request in flight has the same trouble
+                self._complained = time.monotonic()
+                log.event("retry", path=path, trouble=trouble, pause=pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
