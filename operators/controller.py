@@ -46,6 +46,7 @@ class Controller:
         token: str | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        attempts: int = ATTEMPTS,
     ) -> None:
         self._url = url or os.environ.get("REFIT_CONTROLLER_URL") or ""
         if not self._url:
@@ -53,6 +54,7 @@ class Controller:
         self._token = token
         self._transport = transport
         self._sleep = sleep
+        self._attempts = attempts
 
     def pipeline(self, name: str) -> dict[str, Any]:
         """What serves a line: champion, previous, challenger, weight, rollout."""
@@ -110,7 +112,7 @@ class Controller:
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         why = ""
-        for attempt in range(ATTEMPTS):
+        for attempt in range(self._attempts):
             if attempt:
                 self._sleep(FIRST_PAUSE * 2 ** (attempt - 1))
             try:
@@ -126,7 +128,7 @@ class Controller:
             if answer.is_error:
                 raise Refused(f"controller: {method} {path}: {_words(answer)}", answer.status_code)
             return dict(answer.json()) if answer.content else {}
-        raise ServerUnavailable(f"controller: {method} {self._url}{path}: no answer in {ATTEMPTS} attempts: {why}")
+        raise ServerUnavailable(f"controller: {method} {self._url}{path}: no answer in {self._attempts} attempts: {why}")
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         headers = {"authorization": f"Bearer {self._token or _token()}"}

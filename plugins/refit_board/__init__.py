@@ -1,0 +1,1 @@
+"""The board: what serves, what runs, what changed."""
