@@ -15,7 +15,7 @@ def bind(**fields: Any) -> None:
     _context.update(fields)
 
 
-def event(name: str, **fields: Any) -> None:
+def event(name: str, /, **fields: Any) -> None:
     """Write `time name key=value …`; values with blanks are quoted as JSON."""
     pairs = {**_context, **fields}
     text = " ".join(f"{key}={_show(value)}" for key, value in pairs.items())

@@ -1,0 +1,227 @@
+"""Files to rows: jsonl, a JSON array, csv, tsv, parquet, plain text, each also gzipped.
+
+A reader yields (line, row); a row is what the file holds (a mapping, or a string of a plain text), or a `Fault` where
+the place holds nothing that can be read. A fault never ends the reading where something readable may follow.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+# A longer line is no record of a person's making; reading on is bounded by it.
+MAX_LINE = 16 << 20
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What could not be read, and a sample of it."""
+
+    reason: str
+    sample: str = ""
+
+
+Rows = Iterator[tuple[int, Any]]
+
+
+def is_data(name: str) -> bool:
+    """Whether a file of a folder is read: known by the end of its name."""
+    return name.removesuffix(".gz").endswith(SUFFIXES)
+
+
+def read(path: Path, name: str) -> Rows:
+    """The rows of a file; `name` tells its kind, and where it does not, its first bytes do."""
+    with path.open("rb") as handle:
+        head = handle.read(4)
+        handle.seek(0)
+        if head == b"PAR1":
+            yield from _parquet(path)
+            return
+        packed = head[:2] == b"\x1f\x8b"
+        stream = cast(IO[bytes], gzip.GzipFile(fileobj=handle) if packed else handle)
+        line = 0
+        try:
+            for line, row in _text(stream, name.removesuffix(".gz")):
+                yield line, row
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            yield line + 1, Fault(f"the gzip file breaks off: {error}")
+
+
+def _text(stream: IO[bytes], name: str) -> Rows:
+    start = stream.peek(64)[:64] if hasattr(stream, "peek") else b""
+    encoding = _encoding(start)
+    if encoding == "utf-8" and b"\x00" in start:
+        yield 1, Fault("binary: neither text nor parquet", repr(start[:32]))
+        return
+    if name.endswith((".csv", ".tsv")):
+        yield from _csv(_decoded(stream, encoding), "\t" if name.endswith(".tsv") else ",")
+    elif name.endswith(".txt"):
+        yield from ((line, row) for line, row in _decoded(stream, encoding) if isinstance(row, Fault) or row.strip())
+    elif _looks_like_array(start, encoding):
+        yield from _array(stream.read(), encoding)
+    else:
+        yield from _jsonl(_decoded(stream, encoding))
+
+
+def _encoding(start: bytes) -> str:
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    return "utf-8"
+
+
+def _looks_like_array(start: bytes, encoding: str) -> bool:
+    return start.decode(encoding, "ignore").lstrip("\ufeff \t\r\n").startswith("[")
+
+
+def _decoded(stream: IO[bytes], encoding: str) -> Rows:
+    """Lines as text, cut at line feeds only: U+2028 and its like may stand inside a string."""
+    if encoding != "utf-8":
+        try:
+            yield from enumerate(stream.read().decode(encoding).splitlines(keepends=True), start=1)
+        except UnicodeDecodeError as error:
+            yield 1, Fault(f"not {encoding.upper()}: {error.reason} at byte {error.start}")
+        return
+    number = 0
+    while raw := stream.readline(MAX_LINE):
+        number += 1
+        if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
+            while (more := stream.readline(MAX_LINE)) and not more.endswith(b"\n"):
+                pass
+            yield number, Fault(f"a line of more than {MAX_LINE >> 20} MiB", raw[:80].decode("utf-8", "replace"))
+            continue
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            yield (
+                number,
+                Fault(f"not UTF-8: {error.reason} at byte {error.start}", raw[:200].decode("utf-8", "replace")),
+            )
+            continue
+        yield number, text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _jsonl(lines: Rows) -> Rows:
+    for number, text in lines:
+        if isinstance(text, Fault):
+            yield number, text
+        elif not text.strip():
+            continue
+        else:
+            try:
+                yield number, _DECODER.decode(text)
+            except (ValueError, RecursionError) as error:
+                yield number, Fault(_why(error), text)
+
+
+def _array(data: bytes, encoding: str) -> Rows:
+    """The elements of a JSON array; where one is broken, those before it stand."""
+    try:
+        text = data.decode(encoding).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        yield 1, Fault(f"not UTF-8: {error.reason} at byte {error.start}")
+        return
+    at, line, counted = _skip(text, text.index("[") + 1), 1, 0
+    while at < len(text) and text[at] != "]":
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            row, at = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            yield line, Fault(f"the JSON array breaks off: {_why(error)}", text[at : at + 200])
+            return
+        yield line, row
+        at = _skip(text, at)
+        if at < len(text) and text[at] == ",":
+            at = _skip(text, at + 1)
+        elif at < len(text) and text[at] != "]":
+            yield line, Fault("the JSON array breaks off: no comma between elements", text[at : at + 200])
+            return
+    if at >= len(text):
+        yield line, Fault("the JSON array breaks off: it is never closed")
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _csv(lines: Rows, delimiter: str) -> Rows:
+    faults: list[tuple[int, Fault]] = []
+    line = 0  # of the row in the making: a quoted cell may hold line breaks, and a row is where it begins
+
+    def texts() -> Iterator[str]:
+        nonlocal line
+        for number, text in lines:
+            if isinstance(text, Fault):
+                faults.append((number, text))
+            else:
+                line = line or number
+                yield text
+
+    csv.field_size_limit(MAX_LINE)
+    reader = csv.reader(texts(), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    while True:
+        line = 0
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            yield line, Fault(f"not csv: {error}")
+            continue
+        if not cells:
+            continue
+        if header is None:
+            header = [cell.strip() for cell in cells]
+        elif len(cells) == len(header):
+            yield line, dict(zip(header, cells, strict=True))
+        else:
+            yield line, Fault(f"wrong number of columns: {len(cells)}, the header has {len(header)}", " ".join(cells))
+    yield from faults
+
+
+def _parquet(path: Path) -> Rows:
+    try:
+        number = 0
+        for batch in pq.ParquetFile(path).iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except (pa.ArrowException, OSError) as error:
+        yield number + 1, Fault(f"the parquet file cannot be read: {' '.join(str(error).split())[:150]}")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} (column {error.colno})"
+    return str(error) if isinstance(error, ValueError) else "not JSON: nested too deeply"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen and seen[key] != value:
+                raise ValueError(f"a key occurs twice with differing values: {key}")
+            seen[key] = value
+    return row
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"not JSON: {name}")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)

@@ -1,0 +1,125 @@
+"""The one canonical record that every delivery becomes, and what makes a conversation one that can be learnt from.
+
+`messages` is JSON: a list of {"role", "content"} with roles system, user, assistant, tool; further keys (tool_calls,
+name, weight) are kept. A plain text for continued pretraining is one message of the role "text".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Message = dict[str, Any]
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("line", pa.int64(), nullable=False),
+        pa.field("session", pa.string()),
+        pa.field("user", pa.string()),
+        pa.field("domain", pa.string(), nullable=False),
+        pa.field("label", pa.string()),
+        pa.field("time", pa.string()),
+        pa.field("messages", pa.string(), nullable=False),
+    ]
+)
+TEXT = "text"
+
+
+class Bad(ValueError):
+    """A record that cannot be used; the message is the reason, its part before a colon the kind of reason."""
+
+
+class Record(NamedTuple):
+    """A row of `SCHEMA`, in its order."""
+
+    id: str
+    source: str
+    file: str
+    line: int
+    session: str | None
+    user: str | None
+    domain: str
+    label: str | None
+    time: str | None
+    messages: str
+
+
+def dump(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages as canonical JSON."""
+    return json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
+
+
+def load(text: str) -> list[Message]:
+    """Messages of a record."""
+    messages: list[Message] = json.loads(text)
+    return messages
+
+
+def prompt(messages: Iterable[Mapping[str, Any]]) -> str:
+    """What is asked: everything but the system message and the last answer. A plain text is its own prompt."""
+    turns = [message for message in messages if message["role"] != "system"]
+    if turns and turns[-1]["role"] == "assistant":
+        turns.pop()
+    return "\n".join(message["content"] or "" for message in turns)
+
+
+def answer(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The last turn's content."""
+    return str(messages[-1]["content"] or "")
+
+
+def check(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Whether a conversation can be learnt from.
+
+    Raises:
+        Bad: an unknown role, an order that no template knows, nothing asked, or no answer.
+    """
+    roles = [message["role"] for message in messages]
+    if roles == [TEXT]:
+        if not messages[0]["content"].strip():
+            raise Bad("the text is empty")
+        return
+    unknown = next((role for role in roles if role not in ("system", "user", "assistant", "tool")), None)
+    if unknown is not None:
+        raise Bad(f"unknown role: {unknown}")
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if not turns or turns[-1] != "assistant":
+        raise Bad(f"the conversation ends with {turns[-1] if turns else 'nothing'}, not with an answer")
+    before = "start"
+    for role in turns:
+        if before not in _MAY_FOLLOW.get(role, ()):
+            raise Bad(f"role order: {role} after {before}")
+        before = role
+    if not any(message["role"] == "user" and (message["content"] or "").strip() for message in messages):
+        raise Bad("nothing is asked: every user turn is empty")
+    last = messages[-1]
+    if not (last["content"] or "").strip() and not last.get("tool_calls"):
+        raise Bad("the answer is empty")
+
+
+_MAY_FOLLOW = {"user": ("start", "assistant"), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
+
+
+def to_table(records: Sequence[Record]) -> pa.Table:
+    """Records as an Arrow table."""
+    columns = zip(*records, strict=True) if records else [[] for _ in SCHEMA]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.table(arrays, schema=SCHEMA)
+
+
+def write(path: Path, table: pa.Table) -> None:
+    """Write a parquet file whose bytes follow from the table alone."""
+    pq.write_table(table, path, compression="zstd")
+
+
+def read(path: Path) -> pa.Table:
+    """Read a parquet file, each column in one piece."""
+    return pq.read_table(path).combine_chunks()

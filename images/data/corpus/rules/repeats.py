@@ -1,0 +1,41 @@
+"""Repeats: text that says the same words again and again."""
+
+from __future__ import annotations
+
+import re
+
+from corpus.rules import Drop, Verdict, rule
+
+# Han, kana and hangul are words by the character: those scripts have no blanks, or long words between them.
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+)
+
+
+@rule
+def repeats(text: str, *, n: int = 5, max_share: float = 0.15, min_words: int = 50) -> Verdict:
+    """Drop text in which repeated n-grams cover too much of it.
+
+    Source: Rae et al. 2021 (Gopher), table A1: 15 % of characters for n = 5. There it judges documents; a text of
+    fewer than `min_words` words is too short to be judged (a chorus in a tweet is no boilerplate).
+    """
+    words = _WORD.findall(text)
+    if len(words) < max(min_words, n + 1):
+        return None
+    share = repeated_share(words, n)
+    return Drop(f"{share:.0%} of characters are in repeated {n}-grams") if share > max_share else None
+
+
+def repeated_share(words: list[str], n: int) -> float:
+    """Share of the characters of words that lie in an n-gram seen before; overlapping ones count once."""
+    seen: set[tuple[str, ...]] = set()
+    covered = 0
+    end = 0  # words before this one are covered already
+    for at in range(len(words) - n + 1):
+        gram = tuple(words[at : at + n])
+        if gram in seen:
+            covered += sum(len(word) for word in words[max(at, end) : at + n])
+            end = at + n
+        seen.add(gram)
+    total = sum(len(word) for word in words)
+    return covered / total if total else 0.0

@@ -1,0 +1,114 @@
+"""What each phase may read of the spec, and no more: a setting that is not here cannot decide a phase's bytes.
+
+The fingerprint of a phase covers its settings, so moving a weight runs `mix` and `pack` again and nothing before them.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from refit.spec import Dedup, Expectations, Pipeline, Rule, Split
+
+
+class Settings(BaseModel):
+    """The part of a spec that one phase reads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SourceSettings(Settings):
+    """A source without its address (its content counts, not its place) and without its weight (that is `mix`'s)."""
+
+    name: str
+    format: str
+    columns: dict[str, str]
+    domain: str | None
+
+
+class IngestSettings(Settings):
+    """How deliveries become canonical records."""
+
+    sources: tuple[SourceSettings, ...]
+    system: str
+    label_key: str | None
+    max_records: int | None
+
+
+class CleanSettings(Settings):
+    """Which rules, in which order, with which arguments."""
+
+    rules: tuple[Rule, ...]
+
+
+class DedupSettings(Settings):
+    """What counts as the same text."""
+
+    dedup: Dedup
+
+
+class SplitSettings(Settings):
+    """Who is held out, and what counts as too near to it."""
+
+    split: Split
+    dedup: Dedup
+
+
+class MixSettings(Settings):
+    """How much of each source training sees, in which order, and whether a drill spoils the answers."""
+
+    weights: dict[str, float]
+    seed: int
+    drill: str
+
+
+class PackSettings(Settings):
+    """How long a pack is, and what the door out asks."""
+
+    pack_length: int
+    seed: int
+    heldout: float
+    label_key: str | None
+    expect: Expectations
+
+
+def ingest(spec: Pipeline) -> IngestSettings:
+    """The settings of `ingest`."""
+    return IngestSettings(
+        sources=tuple(
+            SourceSettings(name=source.name, format=source.format, columns=source.columns, domain=source.domain)
+            for source in spec.data.sources
+        ),
+        system=spec.data.system,
+        label_key=spec.data.label_key,
+        max_records=spec.data.max_records,
+    )
+
+
+def clean(spec: Pipeline) -> CleanSettings:
+    """The settings of `clean`."""
+    return CleanSettings(rules=spec.data.rules)
+
+
+def dedup(spec: Pipeline) -> DedupSettings:
+    """The settings of `dedup`."""
+    return DedupSettings(dedup=spec.data.dedup)
+
+
+def split(spec: Pipeline) -> SplitSettings:
+    """The settings of `split`."""
+    return SplitSettings(split=spec.data.split, dedup=spec.data.dedup)
+
+
+def mix(spec: Pipeline) -> MixSettings:
+    """The settings of `mix`."""
+    weights = {source.name: source.weight for source in spec.data.sources}
+    return MixSettings(weights=weights, seed=spec.data.seed, drill=spec.data.drill)
+
+
+def pack(spec: Pipeline) -> PackSettings:
+    """The settings of `pack`."""
+    data = spec.data
+    return PackSettings(
+        pack_length=data.pack_length, seed=data.seed, heldout=data.split.heldout, label_key=data.label_key,
+        expect=data.expect,
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""Texts as sets of hashed word n-grams, straight from Arrow's UTF-8 buffers.
+
+A word is a run of letters and digits; Han, kana and the like are a word each, since those scripts have no blanks.
+Whatever separates words is passed over, so re-wrapped and re-punctuated text has the same n-grams. A text of fewer
+than n words is one n-gram of all of them; a text without words has none, and is near to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from corpus.jit import kernel
+
+Bytes = NDArray[np.uint8]
+Offsets = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """UTF-8 bytes of many texts; text i is data[offsets[i]:offsets[i + 1]]."""
+
+    data: Bytes
+    offsets: Offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Texts:
+        """Texts in one buffer."""
+        array = pa.array(texts, pa.large_string())
+        _, offsets, data = array.buffers()
+        return cls(
+            np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8),
+            np.frombuffer(offsets, np.int64)[: len(texts) + 1] if len(texts) else np.zeros(1, np.int64),
+        )
+
+
+@kernel
+def mix64(value: np.uint64) -> np.uint64:
+    """MurmurHash3's 64-bit finalizer."""
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xFF51AFD7ED558CCD)
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xC4CEB9FE1A85EC53)
+    return value ^ (value >> np.uint64(33))
+
+
+@kernel
+def is_separator(point: int) -> bool:
+    """Whether a code point above ASCII stands between words: blanks and punctuation."""
+    return (
+        point < 0xAA
+        or point in (0xAB, 0xAC, 0xAD, 0xAE, 0xAF, 0xB1, 0xB4, 0xB6, 0xB7, 0xB8, 0xBB, 0xBF, 0xD7, 0xF7)
+        or 0x2000 <= point <= 0x206F
+        or 0x3000 <= point <= 0x3004
+        or 0x3008 <= point <= 0x3020
+        or 0xFF00 <= point <= 0xFF0F
+        or 0xFF1A <= point <= 0xFF20
+        or 0xFF3B <= point <= 0xFF40
+        or 0xFF5B <= point <= 0xFF65
+        or point == 0xFEFF
+    )
+
+
+@kernel
+def is_word_alone(point: int) -> bool:
+    """Whether a code point is a word of its own: Han, kana, bopomofo."""
+    return 0x3040 <= point <= 0x312F or 0x3400 <= point <= 0x9FFF or 0xF900 <= point <= 0xFAFF or point >= 0x20000
+
+
+@kernel
+def words(data: Bytes, start: int, stop: int, out: Hashes) -> int:
+    """Hash the words of data[start:stop] into `out`; returns how many. FNV-1a over bytes, ASCII in lower case."""
+    count = 0
+    word = np.uint64(0xCBF29CE484222325)
+    inside = False
+    at = start
+    while at < stop:
+        byte = data[at]
+        width = 1
+        alone = False
+        separates = True
+        if byte < 0x80:
+            separates = not (48 <= byte <= 57 or 65 <= byte <= 90 or 97 <= byte <= 122)
+            if 65 <= byte <= 90:
+                byte = np.uint8(byte + 32)
+        else:
+            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            point = np.int64(byte) & (0x1F if width == 2 else 0x0F if width == 3 else 0x07)
+            for more in range(1, min(width, stop - at)):
+                point = point << 6 | np.int64(data[at + more]) & 0x3F
+            alone = is_word_alone(int(point))
+            separates = is_separator(int(point))
+        if inside and (separates or alone):
+            out[count] = mix64(word)
+            count += 1
+            inside = False
+            word = np.uint64(0xCBF29CE484222325)
+        if not separates:
+            word = (word ^ np.uint64(byte)) * np.uint64(0x100000001B3)
+            for more in range(1, min(width, stop - at)):
+                word = (word ^ np.uint64(data[at + more])) * np.uint64(0x100000001B3)
+            inside = True
+        if alone:
+            out[count] = mix64(word)
+            count += 1
+            inside = False
+            word = np.uint64(0xCBF29CE484222325)
+        at += width
+    if inside:
+        out[count] = mix64(word)
+        count += 1
+    return count
+
+
+@kernel
+def shingle(data: Bytes, start: int, stop: int, n: int, out: Hashes) -> int:
+    """Hash the word n-grams of data[start:stop] into `out` (in place of its words); returns how many."""
+    count = words(data, start, stop, out)
+    if count == 0:
+        return 0
+    span = min(n, count)
+    for first in range(count - span + 1):
+        gram = np.uint64(span)
+        for word in range(first, first + span):
+            gram = gram * np.uint64(0x9E3779B97F4A7C15) + out[word]
+        out[first] = mix64(gram)
+    return count - span + 1
+
+
+@kernel
+def room(start: int, stop: int) -> int:
+    """How many words a text of so many bytes can have at most."""
+    return (stop - start) // 2 + 2

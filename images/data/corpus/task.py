@@ -1,0 +1,43 @@
+"""One phase's work: what it may read, where it writes, and how it says how far it is.
+
+A phase is a module with one function, `run(task) -> facts`. It reads `settings` and `inputs`, writes files below
+`folder`, and returns what there is to tell: always records_in, records_out and quarantined, then what it likes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, Any]
+Report = Callable[[int, int], None]
+
+RECORDS = "records.parquet"
+QUARANTINE = "quarantine.parquet"
+REMOVED = "removed.parquet"
+
+
+def _silent(done: int, total: int) -> None:
+    return
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A phase to run. `inputs` are folders (of ingest: files) by role; what is not here cannot decide the bytes."""
+
+    settings: Any
+    inputs: Mapping[str, Path]
+    folder: Path
+    report: Report = _silent
+    pause: float = 0.5
+    _said: list[float] = field(default_factory=lambda: [0.0])
+
+    def progress(self, done: int, total: int) -> None:
+        """Say how many of how many records are done; told on at most every `pause` seconds."""
+        now = time.monotonic()
+        if now - self._said[0] >= self.pause:
+            self._said[0] = now
+            self.report(done, total)

@@ -1,0 +1,185 @@
+"""What counts as the same text; and the arrays that decide it, against plain twins and datasketch."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import datasketch
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus import lsh, minhash, shingles, text
+from corpus.dedup import duplicates
+from corpus.shingles import Texts
+from refit.spec import Dedup
+
+MASK = (1 << 64) - 1
+
+
+def mix64(value: int) -> int:
+    value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & MASK
+    value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & MASK
+    return value ^ value >> 33
+
+
+def words(given: str) -> list[str]:
+    """The plain twin of `shingles.words`."""
+    found, inside = [""], False
+    for character in given:
+        point = ord(character)
+        alone = point >= 0x80 and shingles.is_word_alone(point)
+        separates = shingles.is_separator(point) if point >= 0x80 else not character.isalnum()
+        if separates or alone or not inside:
+            found.append("")
+        if not separates:
+            found[-1] += character.lower() if point < 0x80 else character
+        inside = not separates and not alone
+    return [word for word in found if word]
+
+
+def grams(given: str, n: int) -> list[int]:
+    """The plain twin of `shingles.shingle`."""
+    hashes = []
+    for word in words(given):
+        value = 0xCBF29CE484222325
+        for byte in word.encode():
+            value = (value ^ byte) * 0x100000001B3 & MASK
+        hashes.append(mix64(value))
+    n = min(n, len(hashes))
+    found = []
+    for first in range(len(hashes) - n + 1 if n else 0):
+        value = n
+        for word_hash in hashes[first : first + n]:
+            value = (value * 0x9E3779B97F4A7C15 + word_hash) & MASK
+        found.append(mix64(value))
+    return found
+
+
+def jaccard(left: str, right: str, n: int) -> float:
+    a, b = set(grams(left, n)), set(grams(right, n))
+    return len(a & b) / len(a | b) if a | b else 0.0
+
+
+def removed(texts: list[str], **chosen: float) -> list[tuple[int, int, str]]:
+    given = [text.lines(one) for one in texts]
+    found, _ = duplicates(given, ["s"] * len(texts), list(range(len(texts))), Dedup(**chosen))  # type: ignore[arg-type]
+    return sorted((removal.row, removal.kept, removal.how) for removal in found)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=80), st.integers(1, 6))
+def test_shingles_equal_their_plain_twin(given: str, n: int) -> None:
+    texts = Texts.of(["before", given])
+    out = np.zeros(shingles.room(texts.offsets[1], texts.offsets[2]), np.uint64)
+    count = shingles.shingle(texts.data, texts.offsets[1], texts.offsets[2], n, out)
+    assert out[:count].tolist() == grams(given, n)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, (1 << 32) - 1), max_size=50), st.integers(1, 5))
+def test_signatures_are_datasketch_s_given_the_same_hashes(hashes: list[int], seed: int) -> None:
+    oracle = datasketch.MinHash(num_perm=112, seed=seed, hashfunc=lambda value: value)
+    oracle.update_batch(hashes)
+    a, b = minhash.permutations(112, seed)
+    ours = np.empty(112, np.uint32)
+    minhash.sign(np.array(hashes, np.uint32), len(hashes), a, b, ours)
+    assert ours.tolist() == oracle.hashvalues.tolist()
+
+
+def test_signatures_of_texts_are_of_the_upper_halves_of_their_grams() -> None:
+    given = "the quick brown fox jumps over the lazy dog"
+    signed, sizes = minhash.signatures(Texts.of([given, "!?"]), 5, 16, 1)
+    oracle = datasketch.MinHash(num_perm=16, seed=1, hashfunc=lambda value: value >> 32)
+    oracle.update_batch(grams(given, 5))
+    assert signed[0].tolist() == oracle.hashvalues.tolist()
+    assert sizes.tolist() == [5, 0]
+
+
+def test_similarity_is_the_exact_jaccard_of_the_sets() -> None:
+    given = ["a b c d e f g h", "a b c d e f g x", "x y z", "a a a a a a a a"]
+    pairs = [(i, j) for i in range(4) for j in range(4)]
+    left, right = (np.array(side) for side in zip(*pairs, strict=True))
+    found = lsh.similarity(Texts.of(given), left, right, 2)
+    assert found.tolist() == pytest.approx([jaccard(given[i], given[j], 2) for i, j in pairs])
+
+
+LONG = "the parcel that I ordered three weeks ago has still not come and nobody answers my letters about the money"
+
+
+def test_line_breaks_case_blanks_and_composition_make_no_other_text() -> None:
+    same = ["Café au lait\nplease", "café  au lait\r\nplease", unicodedata.normalize("NFD", "CAFÉ au lait\rplease")]
+    assert removed(same) == [(1, 0, "exact"), (2, 0, "exact")]
+
+
+def test_a_changed_word_in_a_long_text_is_a_near_duplicate() -> None:
+    text = " ".join([LONG, *reversed(LONG.split()), *sorted(LONG.split())])
+    assert removed([text, text.replace("letters about", "mails about")]) == [(1, 0, "near")]
+    assert removed([text, text.upper().replace(" ", " , ") + "!!"]) == [(1, 0, "near")]
+
+
+def test_templates_that_differ_by_a_number_are_decided_by_the_exact_similarity() -> None:
+    short = [f"order {number} has not arrived" for number in range(10)]
+    assert removed(short) == []
+    padded = [f"{LONG} {' '.join(reversed(LONG.split()))} {number}" for number in range(10)]
+    assert [how for _, _, how in removed(padded)] == ["near"] * 9
+
+
+def test_a_set_contained_in_a_bigger_one_is_no_duplicate() -> None:
+    many = " ".join(f"w{n}" for n in range(100))
+    assert removed([many, " ".join(f"w{n}" for n in range(40))], threshold=0.5) == []
+
+
+def test_chinese_that_differs_by_a_character_is_a_near_duplicate() -> None:
+    text = (
+        "我上个月在你们店里买了一台咖啡机用了三天就坏了打电话没有人接请尽快给我退款或者换一台新的谢谢你们的帮助和理解"
+    )
+    assert removed([text, text.replace("三天", "五天")], threshold=0.75) == [(1, 0, "near")]
+
+
+def test_texts_without_words_are_never_clustered() -> None:
+    assert removed(["...", "!!!", "", "?!"]) == []
+
+
+def test_an_instruction_before_every_text_makes_no_duplicates() -> None:
+    form = "Classify the sentiment of the following customer message and answer with one word of JSON only please"
+    texts = [f"{form}\nitem {n} {'good' if n % 2 else 'bad'}\n{n % 2}" for n in range(60)]
+    assert removed(texts) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_what_stays_does_not_depend_on_the_order(data: st.DataObject) -> None:
+    base = [f"{LONG} {n} {n + 1} {n * 7}" for n in range(6)]
+    texts = base + [one.replace("weeks", "days") for one in base[:3]] + [base[0].upper(), "short", "short"]
+    order = data.draw(st.permutations(range(len(texts))))
+    preferred = sorted(range(len(texts)), key=lambda row: (texts[row], row))
+
+    def kept(arrangement: list[int]) -> set[str]:
+        given = [text.lines(texts[row]) for row in arrangement]
+        rank = sorted(range(len(given)), key=lambda at: preferred.index(arrangement[at]))
+        found, _ = duplicates(given, ["s"] * len(given), rank, Dedup(threshold=0.6))
+        gone = {removal.row for removal in found}
+        return {texts[arrangement[at]] for at in range(len(given)) if at not in gone}
+
+    assert kept(order) == kept(list(range(len(texts))))
+
+
+def test_every_pair_at_the_threshold_is_found() -> None:
+    """LSH may miss a pair; with the usual bands it must not miss planted ones well above the threshold."""
+    rng = np.random.default_rng(1)
+    texts, partners = [], []
+    for n in range(200):
+        row = rng.integers(0, 5000, 120).tolist()
+        other = list(row)
+        other[60] = 5001
+        texts += [" ".join(map(str, row)), " ".join(map(str, other))]
+        partners.append((2 * n + 1, 2 * n, "near"))
+    assert removed(texts) == partners
+
+
+def test_the_oldest_stays_and_everyone_who_went_points_to_it() -> None:
+    given = [text.lines(one) for one in ["hello there", "Hello  there", "hello there"]]
+    found, _ = duplicates(given, ["s"] * 3, [2, 0, 1], Dedup())
+    assert {(removal.row, removal.kept) for removal in found} == {(0, 2), (1, 2)}

@@ -1,0 +1,67 @@
+"""Shares that are what the weights ask, whole rounds, and a drill that spoils training and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corpus import record
+from corpus.mix import rounds, shares, shuffle_answers
+from corpus.record import Record
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 500), st.floats(0, 10)), min_size=1))
+def test_shares_sum_to_the_epoch_and_follow_the_weights(given: dict[str, tuple[int, float]]) -> None:
+    counts = {name: count for name, (count, _) in given.items()}
+    weights = {name: weight for name, (_, weight) in given.items()}
+    goals = shares(counts, weights)
+    live = {name for name in given if counts[name] and weights[name] > 0}
+    assert goals.keys() == live
+    total = sum(counts[name] for name in live)
+    for name, goal in goals.items():
+        exact = total * weights[name] / sum(weights[other] for other in live)
+        assert goal == max(1, goal)
+        assert abs(goal - exact) < 1 or goal == 1
+    assert total <= sum(goals.values()) <= total + len(live)
+
+
+def test_extreme_weights_give_the_small_source_something() -> None:
+    assert shares({"a": 10, "b": 500}, {"a": 0.001, "b": 0.999}) == {"a": 1, "b": 509}
+
+
+def test_a_source_without_weight_is_not_seen() -> None:
+    assert shares({"a": 10, "b": 10}, {"a": 0, "b": 3}) == {"b": 10}
+
+
+@given(st.integers(1, 50), st.integers(0, 200))
+def test_rounds_are_fair_and_sum_up(records: int, goal: int) -> None:
+    times = rounds(records, goal, np.random.default_rng(1))
+    assert times.sum() == goal
+    assert times.max() - times.min() <= 1
+
+
+def conversation(n: int) -> Record:
+    messages = [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": json.dumps({"n": n})}]
+    return Record(str(n), "s", "f", n, None, None, "d", str(n), None, record.dump(messages))
+
+
+def test_the_drill_gives_questions_other_answers_with_their_labels() -> None:
+    table = record.to_table([conversation(n) for n in range(50)])
+    drilled = shuffle_answers(table, np.random.default_rng(1))
+    columns = (drilled[name].to_pylist() for name in ("messages", "label"))
+    rows = [(record.load(messages), label) for messages, label in zip(*columns, strict=True)]
+    assert [messages[0]["content"] for messages, _ in rows] == [f"q{n}" for n in range(50)]
+    assert [json.loads(messages[1]["content"])["n"] for messages, _ in rows] == [int(label) for _, label in rows]
+    assert sorted(int(label) for _, label in rows) == list(range(50))
+    assert sum(int(label) == n for n, (_, label) in enumerate(rows)) < 5
+
+
+def test_records_make_a_table_of_the_canonical_schema() -> None:
+    assert record.to_table([]).schema == record.to_table([conversation(1)]).schema == record.SCHEMA
+    with pytest.raises(pa.ArrowInvalid):
+        record.to_table([conversation(1)._replace(line="x")])  # type: ignore[arg-type]
