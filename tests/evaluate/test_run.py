@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from evaluator.cli import HANDLERS, main
+from evaluator.evaluate import KIND
 from evaluator.exam import general_items
 from refit.errors import BadInput, ServerUnavailable
 from refit.job import Job, run
-from refit.manifest import Manifest
+from refit.manifest import Manifest, damage
 from refit.pipeline import load
 from refit.spec import Sampling
 from refit.store import store_for
@@ -280,3 +282,48 @@ def wait_for(condition: Any, seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
+
+
+# ---------------------------------------------------------------------------------------------------------------- S3
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
+    for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    import boto3
+
+    boto3.client("s3").create_bucket(Bucket="exam")
+    yield "s3://exam"
+    server.stop()
+
+
+def test_on_s3_a_pod_that_died_is_followed_by_one_that_asks_the_rest(
+    world: World, engine: Engine, bucket: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The second pod has an empty disk: what was asked must come back from the store."""
+
+    def pod(name: str, **options: Any) -> Manifest:
+        (world.folder / name).mkdir()
+        monkeypatch.chdir(world.folder / name)
+        document = job(world, engine, **options).model_copy(update={"output": f"{bucket}/evaluations/one"})
+        return run(document, HANDLERS["evaluate"])
+
+    def dies(body: Body) -> str:
+        if len(engine.asked) >= 50:
+            engine.faults = [None] * 500
+        return right(body)
+
+    engine.answer = dies
+    with pytest.raises(ServerUnavailable):
+        pod("first", patience_seconds=1)
+    first = len(engine.asked)
+    engine.faults, engine.answer = [], right
+    manifest = pod("second")
+    assert (manifest.facts["kept"], len(engine.asked)) == (first, 120)
+    store = store_for(bucket)
+    folder = store.require(f"{bucket}/evaluations/one", KIND)
+    assert damage(store.local(f"{bucket}/evaluations/one"), folder) == []
