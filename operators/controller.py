@@ -128,7 +128,7 @@ class Controller:
             if answer.is_error:
                 raise Refused(f"controller: {method} {path}: {_words(answer)}", answer.status_code)
             return dict(answer.json()) if answer.content else {}
-        raise ServerUnavailable(f"controller: {method} {self._url}{path}: no answer in {self._attempts} attempts: {why}")
+        raise ServerUnavailable(f"controller: {method} {self._url}{path}: no answer: {why}")
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         headers = {"authorization": f"Bearer {self._token or _token()}"}

@@ -14,7 +14,7 @@ from operators import backends, pods, projection, run
 from operators.errors import Cancelled, restore
 from operators.links import FolderLink
 from operators.triggers import JobTrigger
-from refit import fingerprint
+from refit import fingerprint, runs
 from refit.errors import BadInput
 from refit.job import Job
 from refit.manifest import MANIFEST, Manifest
@@ -94,7 +94,7 @@ class JobOperator(KubernetesPodOperator):
 
     def execute(self, context: Context) -> str:
         job = self.build_job(context)
-        run.note(job.pipeline, context["run_id"], self.task_id, job)
+        runs.note(run.folder(job.pipeline, context["run_id"]), self.task_id, job)
         manifest = store_for(job.output).manifest(job.output)
         if manifest is not None:
             self.log.info("answered by fingerprint: %s is there already", job.output)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from operators import projection, run
 from operators.controller import Controller
 from operators.rollout import rollout_id
+from refit import runs
 from refit.errors import RefitError
 from refit.job import JOB, Job
 from refit.manifest import Manifest
@@ -42,10 +43,10 @@ def conclude(pipeline: str, team: str, context: Context) -> str:
     """
     ti, run_id = context["ti"], context["run_id"]
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id]).get(run_id, {})
-    records = run.noted(pipeline, run_id)
     place = run.folder(pipeline, run_id)
-    candidate = run.read_beside(join(place, run.OUTCOME), run.CANDIDATE)
-    champion = run.read_beside(join(place, run.OUTCOME), run.CHAMPION)
+    records = runs.noted(place)
+    candidate = run.read_beside(join(place, runs.OUTCOME), runs.CANDIDATE)
+    champion = run.read_beside(join(place, runs.OUTCOME), runs.CHAMPION)
     comparison = _comparison(records)
     rollout = _rollout(rollout_id(pipeline, run_id, candidate.id)) if candidate else None
     same = bool(candidate and champion and candidate.id == champion.id)
@@ -61,7 +62,7 @@ def conclude(pipeline: str, team: str, context: Context) -> str:
     started = getattr(context["dag_run"], "start_date", None)
     document = {"pipeline": pipeline, "run_id": run_id, "outcome": outcome, "why": why, "started": started,
                 "ended": ended, **facts}  # fmt: skip
-    uri = run.write(json.loads(json.dumps(document, default=str)), join(place, run.OUTCOME))
+    uri = run.write(json.loads(json.dumps(document, default=str)), join(place, runs.OUTCOME))
     for record in records:
         with suppress(RefitError):  # a job that never started has no document
             projection.project(Job.load(join(record["output"], JOB)), run_id)

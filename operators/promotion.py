@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from operators import run
+from operators import registry, run
 from operators.controller import Controller
 from operators.links import MLflowLink
 from refit.manifest import MANIFEST, Manifest
@@ -42,8 +42,6 @@ class RegistryOperator(BaseOperator):
         self.pipeline: str | None = None
 
     def execute(self, context: Context) -> str:
-        from operators import registry  # imports mlflow, which takes seconds
-
         if not self.release:
             raise AirflowSkipException("there is no release to register")
         release = run.read_release(self.release)

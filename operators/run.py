@@ -1,17 +1,9 @@
-"""A run's own folder in the store: what was asked for, who the candidate is, how it ended.
-
-jobs/<pipeline>/<run>/spec.json        the resolved spec, written by the run's first task
-                      candidate.json   the release that this run made
-                      champion.json    the release that it had to beat
-                      outcome.json     one word and one sentence, written whatever happened
-"""
+"""What the tasks of a run do beside starting jobs: resolve the spec, name the releases. The files are `refit.runs`'."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,18 +11,15 @@ from typing import Any
 import yaml
 
 from operators.controller import Controller
+from refit import runs
 from refit.errors import BadInput, BadSpec
 from refit.form import apply_form
-from refit.job import Job
 from refit.manifest import MANIFEST
 from refit.pipeline import check_sources, validate
 from refit.release import Release
+from refit.runs import CANDIDATE, CHAMPION, FIRST_CHAMPION, SPEC
 from refit.spec import Pipeline
 from refit.store import join, store_for
-
-SPEC, CANDIDATE, CHAMPION, OUTCOME = "spec.json", "candidate.json", "champion.json", "outcome.json"
-FIRST_CHAMPION = "first_champion.json"
-TASKS = "tasks"
 
 
 def store_uri() -> str:
@@ -42,8 +31,8 @@ def store_uri() -> str:
 
 
 def folder(pipeline: str, run_id: str) -> str:
-    """The run's folder. Airflow's run ids hold colons and pluses, which a path should not."""
-    return join(store_uri(), "jobs", pipeline, re.sub(r"[^A-Za-z0-9._-]+", "_", run_id))
+    """The run's folder in this store."""
+    return runs.folder(store_uri(), pipeline, run_id)
 
 
 def check(path: str | Path, values: Mapping[str, Any], run_id: str) -> str:
@@ -132,20 +121,6 @@ def name_champion(spec_uri: str) -> str:
 def _name(spec: Pipeline, model: str, place: str) -> str:
     manifest = store_for(model).require(model, "model")
     return write(Release.of(spec.name, manifest, model, spec.serve, team=spec.team, owner=spec.owner), place)
-
-
-def note(pipeline: str, run_id: str, task_id: str, job: Job) -> None:
-    """Write down which job a task of this run does."""
-    record = {"task": task_id, "job": job.id, "kind": job.kind, "output": job.output, "at": time.time()}
-    write(record, join(folder(pipeline, run_id), TASKS, f"{task_id}.json"))
-
-
-def noted(pipeline: str, run_id: str) -> list[dict[str, Any]]:
-    """The jobs of a run, in the order in which their tasks came to them."""
-    place = join(folder(pipeline, run_id), TASKS)
-    store = store_for(place)
-    records = [json.loads(store.read(join(place, name))) for name in store.children(place)]
-    return sorted(records, key=lambda record: float(record["at"]))
 
 
 def _read(uri: str, what: str) -> bytes:

@@ -23,9 +23,9 @@ from operators import backends, projection
 from operators.backends import Phase
 from operators.controller import Controller
 from operators.errors import Hung, TimedOut, describe
-from operators.progress import Teller, duration, status_of
 from refit.errors import Infrastructure, NodeLost, RefitError, ServerUnavailable
 from refit.job import EVENTS, Job, read_events
+from refit.progress import Teller, duration, status_of
 from refit.store import join, store_for
 
 PATIENCE = 300.0

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from operators import progress, projection
+from operators import projection
 from operators.controller import Controller
 from operators.links import page_of
+from refit import progress
 from refit.errors import RefitError
 from refit.pipeline import load
 from refit.sql import query

@@ -18,10 +18,11 @@ from operators.backends.local import LocalBackend
 from operators.data import CorpusOperator
 from operators.errors import Cancelled, Hung, TimedOut
 from operators.job import JobOperator
-from operators.progress import status_of
+from refit import runs
 from refit.errors import BadInput, Infrastructure, Preempted
 from refit.job import Job
 from refit.manifest import Manifest
+from refit.progress import status_of
 from refit.spec import Pipeline
 from refit.store import join, store_for
 
@@ -31,7 +32,7 @@ Fire = Callable[..., dict[str, Any]]
 @pytest.fixture
 def prepare(home: Path, spec: Pipeline) -> Callable[..., CorpusOperator]:
     """The data stage's operator for a run whose first task has written the spec."""
-    uri = run.write(spec, join(run.folder("line", "manual__1"), run.SPEC))
+    uri = run.write(spec, join(run.folder("line", "manual__1"), runs.SPEC))
 
     def make(*act: tuple[str, Any], **arguments: Any) -> CorpusOperator:
         options = {"act": list(act), **arguments.pop("options", {})}
@@ -172,7 +173,7 @@ def test_a_run_knows_which_job_each_of_its_tasks_does(
 ) -> None:
     operator = prepare()
     deferred(operator, context)
-    (record,) = run.noted("line", "manual__1")
+    (record,) = runs.noted(run.folder("line", "manual__1"))
     assert (record["task"], record["kind"], record["output"]) == ("task", "prepare", operator.folder)
     assert Job.load(join(record["output"], "job.json")).id == record["job"]
 

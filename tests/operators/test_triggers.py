@@ -21,6 +21,7 @@ from operators.errors import RolledBack, restore
 from operators.rollout import RolloutStepOperator
 from operators.serving import VllmOperator
 from operators.triggers import CheckpointTrigger, RolloutTrigger, ServerTrigger
+from refit import runs
 from refit.errors import BadInput, ServerUnavailable
 from refit.manifest import Manifest
 from refit.release import Release
@@ -87,12 +88,12 @@ def release(home: Path) -> Release:
 
 @pytest.fixture
 def place(home: Path, release: Release) -> str:
-    return run.write(release, join(run.folder("line", "manual__1"), run.CANDIDATE))
+    return run.write(release, join(run.folder("line", "manual__1"), runs.CANDIDATE))
 
 
 @pytest.fixture
 def spec_uri(home: Path, spec: Pipeline) -> str:
-    return run.write(spec, join(run.folder("line", "manual__1"), run.SPEC))
+    return run.write(spec, join(run.folder("line", "manual__1"), runs.SPEC))
 
 
 def soon() -> float:

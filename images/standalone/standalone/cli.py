@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from refit import cli
-from standalone import commands
+from standalone import commands, run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -15,6 +15,7 @@ def parser() -> argparse.ArgumentParser:
     )
     subcommands = found.add_subparsers(metavar="COMMAND")
     commands.register(subcommands)
+    run.register(subcommands)
     return found
 
 

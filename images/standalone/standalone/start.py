@@ -6,10 +6,12 @@ import json
 import subprocess
 import time
 
+from operators import pools
 from refit import files
 from refit.errors import Infrastructure, ServerUnavailable
 from refit.proc import Identity, kill_tree, spawn
 from standalone import airflow_config, environment, postgres
+from standalone.airflow import Airflow
 from standalone.home import Home, root
 from standalone.migrate import migrate
 from standalone.ports import Ports
@@ -51,6 +53,8 @@ class Start:
             self._migrate_airflow()
             self._start(*GROUPS["airflow"])
         self._wait([program for group in groups for program in GROUPS[group]])
+        if "airflow" in groups:
+            self._make_pools()
 
     def _start(self, *names: str) -> None:
         for name in names:
@@ -96,6 +100,11 @@ class Start:
         self._progress.say("preparing Airflow's tables")
         self._run("airflow-migrate", [str(root() / ".venv" / "bin" / "airflow"), "db", "migrate"])
         files.write(stamp, json.dumps(wanted).encode())
+
+    def _make_pools(self) -> None:
+        with Airflow(self._home) as airflow:
+            for name in pools.ensure(airflow.url, airflow.token()):
+                self._progress.say(f"made the pool {name}")
 
     def _run(self, name: str, argv: list[str]) -> None:
         """Run a command to its end, or end it when we are stopped; its output goes to a log file."""
