@@ -1,0 +1,89 @@
+"""From packs on the disk to the tensors of a step; which packs is `order`'s business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from refit.packed import Packed, position_ids
+from refit.spec import Train
+from trainer.order import packs_of_step
+
+
+class Batch(NamedTuple):
+    """A micro batch. `select` marks the places whose next token is a target, `labels` are those tokens, row by row."""
+
+    tokens: Tensor
+    positions: Tensor
+    select: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer step learns from. `tokens` and `targets` count over all ranks, `micro` is one rank's share."""
+
+    packs: NDArray[np.int64]
+    tokens: int
+    targets: int
+    micro: tuple[NDArray[np.int64], ...]
+
+
+class Loader:
+    """The packs of a training, dealt out to the ranks.
+
+    The micro batches of a step are the same on any number of ranks; rank r takes each `ranks`-th of them. So one rank
+    and two see the same samples in the same step, and know its number of targets without asking each other.
+    """
+
+    def __init__(self, split: Packed, train: Train, *, rank: int, ranks: int) -> None:
+        self._split, self._train, self._rank, self._ranks = split, train, rank, ranks
+        if train.accumulation % ranks:
+            raise ValueError(f"{train.accumulation} micro batches cannot be dealt out to {ranks} ranks")
+
+    @property
+    def length(self) -> int:
+        """Tokens in a pack."""
+        return self._split.header.length
+
+    @property
+    def packs(self) -> int:
+        """Packs in an epoch."""
+        return self._split.header.packs
+
+    def step(self, number: int) -> Step:
+        """Step `number` (from 0)."""
+        train = self._train
+        per_step = train.micro_batch * train.accumulation
+        packs = packs_of_step(number, per_step=per_step, packs=self._split.header.packs, seed=train.seed)
+        micro = packs.reshape(train.accumulation, train.micro_batch)
+        return Step(
+            packs=packs,
+            tokens=int((self._split.segments[packs] > 0).sum()),
+            targets=int(self._split.mask[packs][:, 1:].sum()),
+            micro=tuple(micro[self._rank :: self._ranks]),
+        )
+
+    def batches(self, step: Step) -> Iterator[Batch]:
+        """This rank's micro batches of a step."""
+        for packs in step.micro:
+            yield self.batch(packs)
+
+    def batch(self, packs: NDArray[np.int64]) -> Batch:
+        """A batch of the given packs."""
+        return to_batch(self._split.tokens[packs], self._split.segments[packs], self._split.mask[packs])
+
+
+def to_batch(tokens: NDArray[np.integer], segments: NDArray[np.integer], mask: NDArray[np.integer]) -> Batch:
+    """A batch from arrays of shape (packs, length) as `refit.packed` stores them."""
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    target = torch.from_numpy(mask.astype(bool))
+    select = torch.zeros_like(target)
+    select[:, :-1] = target[:, 1:]
+    return Batch(ids, torch.from_numpy(position_ids(segments)), select, ids[:, 1:][target[:, 1:]])

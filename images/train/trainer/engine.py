@@ -1,0 +1,144 @@
+"""DeepSpeed, behind the five things that the loop asks of it.
+
+What differs between ZeRO stages is settled here: who clips, who sees a bad gradient before the optimizer does, how
+whole weights are put together again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, distributed, nn
+
+from refit.errors import Diverged
+from refit.spec import Train
+from trainer.objective import Objective
+
+TAG = "state"
+TIMEOUT = timedelta(hours=12)  # the launcher watches the ranks, and knows better what takes long
+
+
+def connect(rendezvous: Path, rank: int, ranks: int) -> None:
+    """Join the other ranks; they meet in a file, so there is no port that could be taken."""
+    # Its all-reduce over shared memory is compiled at first use: two minutes, and a compiler, for nothing.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks, timeout=TIMEOUT
+    )
+
+
+class Engine:
+    """An objective in training."""
+
+    def __init__(self, objective: Objective, train: Train) -> None:
+        self._train = train
+        self._frozen = train.method == "lora"
+        self._ranks = distributed.get_world_size()
+        optimizer = torch.optim.AdamW(
+            _groups(objective, train.weight_decay), lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=True
+        )
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=objective, optimizer=optimizer, config=self._config(), dist_init_required=False
+        )
+
+    def _config(self) -> dict[str, Any]:
+        train = self._train
+        own = train.accumulation // self._ranks
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": train.micro_batch,
+            "gradient_accumulation_steps": own,
+            "train_batch_size": train.micro_batch * train.accumulation,
+            "zero_allow_untested_optimizer": True,
+            "steps_per_print": 1 << 30,
+            "zero_optimization": {"stage": train.zero_stage, "overlap_comm": False},
+        }
+        if train.zero_stage > 0:
+            config["gradient_clipping"] = train.clip  # at stage 0 we clip, and see the norm, ourselves
+        return config
+
+    def loss(self, batch: Any) -> Tensor:
+        """The objective's loss of a batch (summed, not averaged)."""
+        loss: Tensor = self._engine(batch)
+        return loss
+
+    def backward(self, loss: Tensor, targets: int) -> None:
+        """Add the gradient of `loss / targets`, where `targets` counts over the whole step and all ranks.
+
+        DeepSpeed averages over ranks; a sum is what a mean over all targets needs.
+        """
+        self._engine.backward(loss * (self._ranks / max(1, targets)), scale_wrt_gas=False)
+
+    def update(self, learning_rate: float) -> float:
+        """Clip and take the optimizer step; returns the gradient's norm before clipping.
+
+        Raises:
+            Diverged: the gradient is not finite. The weights are as they were.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self._train.zero_stage == 0:
+            norm = float(nn.utils.clip_grad_norm_(self._trained(), self._train.clip))
+            if math.isfinite(norm):
+                self._engine.step()
+        else:
+            self._engine.step()  # skips the optimizer by itself when the gradient is not finite
+            skipped = getattr(self._engine.optimizer, "overflow", False)
+            norm = math.nan if skipped else float(self._engine.get_global_grad_norm())
+        if not math.isfinite(norm):
+            raise Diverged("the gradient is not finite; the optimizer step was not taken")
+        return norm
+
+    def logits(self, batch: Any) -> Tensor:
+        """What the model answers at a batch's targets, without dropout and without a gradient; all ranks together."""
+        self._engine.eval()
+        try:
+            with torch.no_grad():
+                logits: Tensor = self._engine(batch, True)
+        finally:
+            self._engine.train()
+        return logits
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state below a folder; all ranks together. Frozen weights are left out."""
+        self._engine.save_checkpoint(
+            str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._frozen
+        )  # fmt: skip
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote, into an engine that has taken no step. Unpickles: only of checked folders."""
+        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._frozen)
+        if path is None:
+            raise RuntimeError(f"DeepSpeed found nothing to load in {folder}")
+
+    @contextmanager
+    def whole(self) -> Iterator[Objective]:
+        """The objective with all its weights in one piece; all ranks together, none may change them."""
+        objective: Objective = self._engine.module
+        if self._train.zero_stage < 3:
+            yield objective
+            return
+        with deepspeed.zero.GatheredParameters(list(objective.parameters()), modifier_rank=None):
+            yield objective
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
+
+
+def _groups(objective: Objective, weight_decay: float) -> list[dict[str, Any]]:
+    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    if weight_decay == 0:
+        return [{"params": trained, "weight_decay": 0.0}]
+    # Norms and biases are scales and offsets; pulling them to 0 is not regularisation.
+    matrices = [parameter for parameter in trained if parameter.ndim > 1]
+    rest = [parameter for parameter in trained if parameter.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

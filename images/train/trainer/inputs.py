@@ -1,0 +1,105 @@
+"""What a training starts from, found and checked before anything expensive: a dataset and a base model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from refit import packed
+from refit.errors import BadInput, BadSpec
+from refit.fingerprint import file_digest, training_fingerprint
+from refit.job import Job
+from refit.manifest import MANIFEST, Manifest, damage
+from refit.packed import Packed
+from refit.spec import Train
+from refit.store import store_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Both inputs on this machine's disk, their content digests, and the name of the training that follows."""
+
+    dataset: Path
+    dataset_digest: str
+    base: Path
+    base_digest: str
+    fingerprint: str
+
+
+def locate(job: Job) -> Inputs:
+    """Stage both inputs and check that they fit together.
+
+    Raises:
+        BadInput: one is missing, damaged or of another kind, or the dataset was made with another tokenizer.
+    """
+    train = job.spec.train
+    supported(train)
+    dataset_uri, base_uri = folder_of(job.inputs.get("dataset", "")), job.inputs.get("base") or train.base
+    dataset, dataset_manifest = _stage(dataset_uri, "dataset")
+    base, base_manifest = _stage(base_uri, "model")
+    split = train_split(dataset)
+    if split.header.vocabulary != file_digest(base / "tokenizer.json"):
+        raise BadInput(
+            f"{dataset_uri}: made with another tokenizer than the one of {base_uri}. Prepare the data again with this "
+            "base model."
+        )
+    return Inputs(
+        dataset=dataset,
+        dataset_digest=dataset_manifest.content_digest(),
+        base=base,
+        base_digest=base_manifest.content_digest(),
+        fingerprint=training_fingerprint(
+            train, dataset=dataset_manifest.content_digest(), base=base_manifest.content_digest()
+        ),
+    )
+
+
+def name_of(train: Train, dataset: str, base: str) -> str:
+    """The fingerprint alone, from both manifests: nothing is staged or hashed."""
+    return training_fingerprint(
+        train,
+        dataset=_manifest(folder_of(dataset), "dataset").content_digest(),
+        base=_manifest(base, "model").content_digest(),
+    )
+
+
+def folder_of(uri: str) -> str:
+    """A folder's address, given as itself or as its manifest's."""
+    if not uri:
+        raise BadInput("no dataset: give --data, the address of a prepared dataset or of its manifest.json.")
+    return uri.rstrip("/").removesuffix("/" + MANIFEST)
+
+
+def train_split(dataset: Path) -> Packed:
+    """The packs to learn from."""
+    split = packed.read(dataset, "train")
+    if split.header.packs == 0 or split.header.targets == 0:
+        raise BadInput(f"{dataset}: the train split holds nothing to learn from ({split.header.packs} packs).")
+    return split
+
+
+def supported(train: Train) -> None:
+    """Refuse what this trainer cannot do, by name."""
+    if train.nodes > 1:
+        raise BadSpec(f"train.nodes is {train.nodes}: this trainer runs its ranks on one node. Set train.nodes to 1.")
+    if train.gpus_per_node and train.ranks > train.gpus_per_node:
+        raise BadSpec(
+            f"train.ranks is {train.ranks} and train.gpus_per_node is {train.gpus_per_node}; a rank needs a card."
+        )
+
+
+def _stage(uri: str, kind: str) -> tuple[Path, Manifest]:
+    manifest = _manifest(uri, kind)
+    folder = store_for(uri).local(uri)
+    # What is trained on is what its name says: a flipped bit here would be a wrong model with a right fingerprint.
+    used = manifest
+    if kind == "dataset":
+        used = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path.startswith("train."))})
+    wrong = damage(folder, used)
+    if wrong:
+        raise BadInput(f"{uri}: the {kind} is damaged: {'; '.join(wrong[:3])}. Make it again.")
+    return folder, manifest
+
+
+def _manifest(uri: str, kind: str) -> Manifest:
+    return store_for(uri).require(uri, kind)

@@ -1,0 +1,194 @@
+"""From a job to finished ranks: launch, listen, and launch again from the newest checkpoint when one is lost.
+
+What it does not do: look for the cause of a loss on the machine (that is the operator's side), or go on from another
+launcher's ranks (they have ended with it).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Literal
+
+from refit import log
+from refit.errors import (
+    BY_EXIT_CODE,
+    Infrastructure,
+    NodeLost,
+    Preempted,
+    PreflightRefused,
+    from_exit_code,
+)
+from refit.job import JobRun
+from refit.states import State
+from trainer import checkpoints, metrics
+from trainer.inputs import Inputs
+from trainer.ranks import Ranks
+from trainer.task import Task
+
+POLL_SECONDS = 0.2
+LAST_WORDS_SECONDS = 5.0
+"""How long the other ranks may take to end when one has said how it ends."""
+
+STOP_SECONDS = 120.0
+"""How long the ranks may take to a checkpoint when they are told to stop; a pod's grace period is shorter or equal."""
+
+
+class Launcher:
+    """The launches of one job. `resumed_from` is the step that the last launch went on from, None from scratch."""
+
+    def __init__(
+        self,
+        run: JobRun,
+        inputs: Inputs,
+        *,
+        mode: Literal["train", "smoke"],
+        dtype: Literal["float32", "bfloat16"],
+        token: str,
+    ) -> None:
+        self._run, self._inputs, self._mode, self._dtype, self._token = run, inputs, mode, dtype, token
+        self._train = run.spec.train
+        self._total = self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
+        self._stop = False
+        self._shown = 0.0
+        self.resumed_from: int | None = None
+        self.last: dict[str, Any] = {}
+
+    def supervise(self) -> dict[str, Any]:
+        """Launch until the ranks have finished; returns what rank 0 made of it.
+
+        Raises:
+            Preempted: we were told to stop; the ranks wrote a checkpoint, or had taken no step.
+            NodeLost: ranks were lost more often than the spec allows.
+            RefitError: a rank gave up with a reason; it is raised as its own kind.
+        """
+        with self._stopped_by_signals():
+            for launch in range(1, self._train.max_restarts + 2):
+                try:
+                    return self._launch(launch)
+                except Infrastructure as error:
+                    if launch > self._train.max_restarts:
+                        raise NodeLost(f"{error}\nThe ranks were lost {launch} times; train.max_restarts allows "
+                                       f"{self._train.max_restarts}.") from error  # fmt: skip
+                    self._run.event(State.RETRYING, str(error), launch=launch)
+                    self._run.event(State.RUNNING, f"launch {launch + 1}")
+        raise AssertionError("the last launch returns or raises")
+
+    def _launch(self, launch: int) -> dict[str, Any]:
+        task = self._task()
+        log.event("launch", mode=self._mode, ranks=task.ranks, resumed_from=self.resumed_from, dtype=task.dtype)
+        began = time.monotonic()
+        asked_at: float | None = None
+        with Ranks(task) as ranks:
+            while True:
+                result = self._listen(ranks, POLL_SECONDS) or self._check(ranks)
+                if result is not None:
+                    return result
+                self._show()
+                if self._stop and asked_at is None:
+                    asked_at = time.monotonic()
+                    ranks.signal(signal.SIGTERM)
+                if asked_at is not None and time.monotonic() - asked_at > STOP_SECONDS:
+                    raise Preempted(f"told to stop; the ranks wrote no checkpoint within {STOP_SECONDS:.0f} s")
+                if self._mode == "smoke" and time.monotonic() - began > 60 * self._train.smoke_minutes:
+                    raise PreflightRefused(
+                        f"{self._train.smoke_steps} steps took more than {self._train.smoke_minutes:g} minutes. Use "
+                        "more ranks or a smaller model, or raise train.smoke_minutes."
+                    )
+
+    def _task(self) -> Task:
+        output = self._run.job.output
+        checkpoints.clear_drafts(output)
+        found = checkpoints.newest(output, self._inputs.fingerprint) if self._mode == "train" else None
+        self.resumed_from = found.step if found else None
+        metrics.download(self._run.folder, output)
+        metrics.rewind(self._run.folder, found.step if found else 0)
+        self.last = next(reversed(metrics.read(self._run.folder)), {})
+        return Task(
+            mode=self._mode, job=self._run.job, fingerprint=self._inputs.fingerprint, dataset=self._inputs.dataset,
+            base=self._inputs.base, folder=self._run.folder, token=self._token, ranks=self._train.ranks,
+            # Arithmetic does not change under way, not even on another machine.
+            dtype=found.manifest.facts["dtype"] if found else self._dtype,
+            rendezvous=self._run.folder / "ranks" / "rendezvous",
+            checkpoint=found.uri if found else None, step=found.step if found else 0,
+        )  # fmt: skip
+
+    def _listen(self, ranks: Ranks, timeout: float) -> dict[str, Any] | None:
+        """Take in what the ranks say; rank 0's result, when it is there."""
+        for member, message in ranks.messages(timeout):
+            kind = message.pop("kind")
+            message.pop("at")
+            if kind == "error":
+                ranks.wait(LAST_WORDS_SECONDS)  # they give up together: let rank 0 write the scene
+                raise from_exit_code(message["exit_code"], message["message"])
+            if member.number != 0:
+                continue
+            if kind == "step":
+                self.last = message
+            elif kind == "saved":
+                log.event("checkpoint", step=message["step"])
+                metrics.upload(self._run.folder, self._run.job.output)
+            elif kind == "result":
+                ranks.wait(LAST_WORDS_SECONDS)
+                return message
+        return None
+
+    def _check(self, ranks: Ranks) -> dict[str, Any] | None:
+        """Look for ranks that hang or have ended; the result again, when it was a rank's last word."""
+        hung = ranks.hung()
+        if hung is not None:
+            held = ", held by a signal" if hung.stopped else ""
+            raise NodeLost(
+                f"rank {hung.number} said nothing for {ranks.patience:.0f} s{held}; where it stood is in {hung.log}"
+            )
+        for member in ranks.ended():
+            result = self._listen(ranks, 0)  # its last words may still be on the wire
+            if result is not None:
+                return result
+            code = member.process.returncode
+            if code == 0:
+                continue  # done; rank 0's result is what counts
+            if self._stop and code in (-signal.SIGTERM, Preempted.exit_code):
+                raise Preempted("told to stop before the first step of this launch; what was saved before stands")
+            kind = BY_EXIT_CODE.get(code, NodeLost)
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise (NodeLost if issubclass(kind, Infrastructure) else kind)(
+                f"rank {member.number} ended by {how}\n{member.tail()}"
+            )
+        return None
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if now - self._shown < self._train.heartbeat_seconds:
+            return
+        self._shown = now
+        step = int(self.last.get("step", self.resumed_from or 0))
+        seconds = self.last.get("seconds")
+        more: dict[str, Any] = {"seconds_left": None, "resumed_from": self.resumed_from}
+        if seconds:
+            more |= {
+                "loss": self.last["loss"], "tokens_per_second": self.last["tokens"] / seconds,
+                "seconds_left": seconds * (self._total - step),
+            }  # fmt: skip
+            log.event(
+                "step", done=step, of=self._total, loss=self.last["loss"], tokens_per_second=more["tokens_per_second"],
+                seconds_left=more["seconds_left"],
+            )  # fmt: skip
+        self._run.progress(self._mode, step, self._total, **more)
+
+    @contextmanager
+    def _stopped_by_signals(self) -> Iterator[None]:
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self._stop = True
+
+        before: list[tuple[signal.Signals, Callable[..., Any] | int | None]] = [
+            (number, signal.signal(number, stop)) for number in (signal.SIGTERM, signal.SIGINT)
+        ]
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)

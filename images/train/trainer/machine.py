@@ -1,0 +1,42 @@
+"""What this machine is good at; nothing here needs torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from refit.spec import Train
+
+Arithmetic = Literal["float32", "bfloat16"]
+
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+"""Processor flags with which bfloat16 products are faster than float32 ones, not emulated by them."""
+
+
+def arithmetic(train: Train) -> Arithmetic:
+    """The recipe's dtype, with "auto" settled for this machine."""
+    if train.dtype != "auto":
+        return train.dtype
+    return "bfloat16" if flags() & BFLOAT16_FLAGS else "float32"
+
+
+def flags() -> frozenset[str]:
+    """The processor's flags, as Linux names them."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int:
+    """Memory that is available now, in bytes."""
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")

@@ -1,0 +1,159 @@
+"""The plan: what a training will take, with every number explained, before it is started.
+
+Shapes come from the base model's config alone (a model on torch's meta device has no weights), so a plan costs seconds
+for any size of model.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from refit.spec import Train
+from trainer.inputs import Inputs, train_split
+from trainer.machine import arithmetic, cores, memory_bytes
+from trainer.objective import adapt, attention_for
+
+RUNTIME_BYTES = 700 << 20
+"""What a rank's interpreter and libraries take before any model; measured."""
+
+ASSUMED_UTILISATION = 0.5
+"""Share of the speed of a plain matrix product that training reaches on a CPU; used until a smoke run has measured."""
+
+
+def make(train: Train, inputs: Inputs, *, smoke: dict[str, Any] | None) -> dict[str, Any]:
+    """The plan of a recipe on its inputs; `smoke` is what a smoke run measured, if there was one."""
+    header = train_split(inputs.dataset).header
+    model = shapes(inputs.base, train)
+    parameters, trainable = count(model)
+    dtype = arithmetic(train)
+    per_step = train.micro_batch * train.accumulation
+    tokens_per_step = per_step * header.tokens / header.packs
+    tokens = train.max_steps * tokens_per_step
+    flops = flops_of(parameters, trainable, tokens)
+    memory = memory_of(
+        train, model.config, parameters, trainable, dtype=dtype, length=header.length,
+        targets=train.micro_batch * header.targets / header.packs,
+    )  # fmt: skip
+    seconds, why_seconds = _seconds(train, flops, dtype, smoke)
+    needed, available = sum(memory.values()) * train.ranks, memory_bytes()
+    why = [
+        f"{train.method}: {trainable:,} of {parameters:,} parameters are trained ({trainable / parameters:.1%})",
+        f"a step learns from {per_step} packs of {header.length} ({tokens_per_step:,.0f} tokens): micro batch "
+        f"{train.micro_batch}, {train.accumulation} of them, dealt out to {train.ranks} rank(s)",
+        f"{train.max_steps} steps see {train.max_steps * per_step / header.packs:.2f} times the {header.packs} packs",
+        f"arithmetic in {dtype}, trained weights and optimizer in float32, ZeRO stage {train.zero_stage}",
+        why_seconds,
+    ]
+    if needed > available:
+        why.append(
+            f"this does not fit: {_gib(needed)} are needed, {_gib(available)} are available. What would help: a "
+            "smaller train.micro_batch, train.method lora, or a higher train.zero_stage on more machines"
+        )
+    return {
+        "parameters": parameters, "trainable": trainable, "method": train.method, "zero_stage": train.zero_stage,
+        "micro_batch": train.micro_batch, "accumulation": train.accumulation, "ranks": train.ranks, "dtype": dtype,
+        "steps": train.max_steps, "tokens": round(tokens), "epochs": train.max_steps * per_step / header.packs,
+        "flops": flops, "bytes_per_rank": memory, "bytes_needed": needed, "bytes_available": available,
+        "fits": needed <= available, "seconds": seconds, "hours": seconds / 3600, "measured": smoke is not None,
+        "checkpoint_bytes": 12 * trainable, "why": why,
+    }  # fmt: skip
+
+
+def shapes(base: Path, train: Train) -> nn.Module:
+    """The model that would be trained, without any weights."""
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(base, local_files_only=True)
+        model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        return adapt(model, train) if train.method == "lora" else model
+
+
+def count(model: nn.Module) -> tuple[int, int]:
+    """All parameters and the trained ones; tied ones count once."""
+    parameters = list(model.parameters())
+    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+
+
+def flops_of(parameters: int, trainable: int, tokens: float) -> float:
+    """Floating point operations: 2 a weight and token forward, 2 back to the inputs, 2 to the weights that learn.
+
+    Source: Kaplan et al. 2020, "Scaling laws for neural language models": 6ND where all weights learn.
+    """
+    return tokens * (4 * parameters + 2 * trainable)
+
+
+def memory_of(
+    train: Train, config: Any, parameters: int, trainable: int, *, dtype: str, length: int, targets: float
+) -> dict[str, int]:
+    """Bytes of one rank by kind.
+
+    Activations after Korthikanti et al. 2022 (34 s b h + 5 a s² b bytes a layer in 16 bit), doubled for float32 and for
+    the copies that autocast keeps for the backward pass.
+    """
+    ranks, stage = train.ranks, train.zero_stage
+    frozen = parameters - trainable
+    least = {"optimizer": 1, "gradients": 2, "weights": 3}
+    shared = {kind: ranks if stage >= first else 1 for kind, first in least.items()}
+    size = 2 if dtype == "bfloat16" and train.method == "lora" and stage < 3 else 4
+    hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
+    scores = 5 * heads * length if attention_for(length) == "eager" else 0
+    return {
+        "weights": round((frozen * size + trainable * 4) / shared["weights"]),
+        "gradients": round(trainable * 4 / shared["gradients"]),
+        # Two moments, and from stage 1 on a partition of float32 copies.
+        "optimizer": round(trainable * (12 if stage else 8) / shared["optimizer"]),
+        "activations": round(2 * train.micro_batch * length * layers * (34 * hidden + scores)),
+        "logits": round(3 * 4 * targets * config.vocab_size),
+        "runtime": RUNTIME_BYTES,
+    }
+
+
+def show(plan: dict[str, Any]) -> None:
+    """The plan as a table for people."""
+    rows = [
+        ("parameters", f"{plan['parameters']:,}"),
+        ("trained", f"{plan['trainable']:,} ({plan['method']}, ZeRO {plan['zero_stage']}, {plan['dtype']})"),
+        ("steps", f"{plan['steps']:,} ({plan['epochs']:.2f} epochs, {plan['tokens']:,} tokens)"),
+        ("arithmetic", f"{plan['flops']:.3g} FLOP"),
+        *((f"memory: {kind}", _gib(size)) for kind, size in plan["bytes_per_rank"].items()),
+        ("memory: all ranks", f"{_gib(plan['bytes_needed'])} of {_gib(plan['bytes_available'])} free"),
+        ("checkpoint", _gib(plan["checkpoint_bytes"])),
+        ("time", f"{plan['seconds'] / 60:.1f} min ({'measured' if plan['measured'] else 'estimated'})"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"  {name:<{width}}  {value}", file=sys.stderr)
+    for reason in plan["why"]:
+        print(f"  - {reason}", file=sys.stderr)
+
+
+def _seconds(train: Train, flops: float, dtype: str, smoke: dict[str, Any] | None) -> tuple[float, str]:
+    if smoke is not None:
+        seconds = smoke["seconds_per_step"] * train.max_steps
+        return seconds, f"time: the smoke run took {smoke['seconds_per_step']:.2f} s a step on this kind of machine"
+    speed = product_flops_per_second(dtype) * ASSUMED_UTILISATION
+    return flops / speed, (
+        f"time: a matrix product runs at {speed / ASSUMED_UTILISATION / 1e9:.0f} GFLOP/s here on {cores()} core(s); "
+        "half of that is assumed. A smoke run measures it"
+    )
+
+
+def product_flops_per_second(dtype: str) -> float:
+    """The speed of a matrix product of a typical layer here and now."""
+    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    left, right = torch.ones(512, 1024, dtype=kind), torch.ones(1024, 1024, dtype=kind)
+    left @ right
+    rounds, began = 8, time.perf_counter()
+    for _ in range(rounds):
+        left @ right
+    return rounds * 2 * 512 * 1024 * 1024 / (time.perf_counter() - began)
+
+
+def _gib(size: float) -> str:
+    return f"{size / (1 << 30):.2f} GiB"

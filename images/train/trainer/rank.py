@@ -1,0 +1,70 @@
+"""A rank: started by the launcher as `python -m trainer.rank TASK`, ends with it.
+
+Exits with the contract's code; why, it says on the wire.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from refit.errors import RefitError
+from trainer.task import Task, Wire
+
+PARENT = "REFIT_LAUNCHER_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+class _Stop:
+    """Set by SIGTERM, read between steps."""
+
+    asked = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def main() -> int:
+    """Do the task in the file that the first argument names."""
+    tie_to_launcher()
+    stop = _Stop()
+    signal.signal(signal.SIGTERM, stop.handle)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the launcher's to handle
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the launcher asks a hung rank where it stands
+    task = Task.model_validate_json(Path(sys.argv[1]).read_bytes())
+    wire = Wire.from_environment()
+    try:
+        result = _work(task, wire, stop)
+    except RefitError as error:
+        wire.error(error)
+        return error.exit_code
+    wire.send("result", **result)
+    return 0
+
+
+def tie_to_launcher() -> None:
+    """Have the kernel kill this process when its launcher ends, however that ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have ended before the call: then we belong to somebody else already.
+    if os.getppid() != int(os.environ.get(PARENT, os.getppid())):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _work(task: Task, wire: Wire, stop: _Stop) -> dict[str, Any]:
+    from trainer import work  # torch and its friends, seconds of them: not before we are tied
+
+    wire.send("beat")
+    return work.run(task, wire, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The ranks of one launch: started, listened to, watched for silence, ended whole.
+
+They are direct children of the launcher, tied to it by the kernel (`rank.tie_to_launcher`), and meet in a file: no
+port, no elastic agent, no session of their own that a kill could miss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from refit.spec import Train
+from trainer.machine import cores
+from trainer.rank import PARENT
+from trainer.task import WIRE, Task
+from trainer.writer import MARK
+
+STARTUP_SECONDS = 600.0
+"""How long the ranks may take to their first step: imports, the model, a checkpoint."""
+
+DUMP_SECONDS = 0.5
+"""How long a hung rank gets to write where it stands."""
+
+
+@dataclass
+class Rank:
+    """One rank: its process, its end of the wire, and what was last heard on it."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    wire: int
+    log: Path
+    buffer: bytes = b""
+    heard: float = field(default_factory=time.monotonic)
+    lines: int = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process is held by SIGSTOP or a debugger."""
+        try:
+            status = Path(f"/proc/{self.process.pid}/stat").read_text(errors="replace")
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[0] in "Tt"
+
+    def tail(self, lines: int = 12) -> str:
+        """The end of the rank's log."""
+        text = self.log.read_text(errors="replace") if self.log.is_file() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class Ranks:
+    """All ranks of a launch; a context, at whose end none of them runs."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._patience = Patience(task.train)
+        self._selector = selectors.DefaultSelector()
+        self.members: list[Rank] = []
+
+    def __enter__(self) -> Ranks:
+        folder = self._task.folder / "ranks"
+        folder.mkdir(parents=True, exist_ok=True)
+        document = folder / "task.json"
+        document.write_text(self._task.model_dump_json(), encoding="utf-8")
+        self._task.rendezvous.unlink(missing_ok=True)
+        for number in range(self._task.ranks):
+            log = folder / f"rank-{number}.log"
+            with log.open("ab") as output:
+                self._start(number, document, log, output)
+        return self
+
+    def _start(self, number: int, document: Path, log: Path, output: IO[bytes]) -> None:
+        listen, speak = os.pipe()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trainer.rank", str(document)], env=environment(self._task, number, speak),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(speak,), cwd=self._task.folder,
+        )  # fmt: skip
+        os.close(speak)
+        os.set_blocking(listen, False)
+        member = Rank(number, process, listen, log)
+        self.members.append(member)
+        self._selector.register(listen, selectors.EVENT_READ, member)
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members:
+            if member.process.poll() is None:
+                member.process.kill()
+        for member in self.members:
+            member.process.wait()
+            os.close(member.wire)
+        self._selector.close()
+        self._task.rendezvous.unlink(missing_ok=True)
+
+    def messages(self, timeout: float) -> list[tuple[Rank, dict[str, Any]]]:
+        """What the ranks said; waits at most `timeout` seconds for something."""
+        said = []
+        for key, _ in self._selector.select(timeout):
+            member: Rank = key.data
+            data = os.read(member.wire, 1 << 16)
+            if not data:
+                self._selector.unregister(member.wire)  # its end; the process tells the rest
+                continue
+            now = time.monotonic()
+            *lines, member.buffer = (member.buffer + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                self._patience.heard(message["kind"], now - member.heard)
+                said.append((member, message))
+            member.heard, member.lines = now, member.lines + len(lines)
+        return said
+
+    def wait(self, seconds: float) -> None:
+        """Give the ranks time to end by themselves."""
+        deadline = time.monotonic() + seconds
+        while len(self.ended()) < len(self.members) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def ended(self) -> list[Rank]:
+        """The ranks that have ended."""
+        return [member for member in self.members if member.process.poll() is not None]
+
+    def hung(self) -> Rank | None:
+        """The rank that keeps the others waiting, when there was silence for too long; its stack is in its log."""
+        silent = [m for m in self.members if time.monotonic() - m.heard > self._patience.seconds]
+        if not silent:
+            return None
+        self.signal(signal.SIGUSR1)
+        time.sleep(DUMP_SECONDS)
+        # All are silent when one hangs, for the others wait for it: it is the one that is held, or got least far.
+        return min(silent, key=lambda member: (not member.stopped, member.lines, member.heard))
+
+    @property
+    def patience(self) -> float:
+        """How many seconds of silence are allowed now."""
+        return self._patience.seconds
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal every rank that runs."""
+        for member in self.members:
+            if member.process.poll() is None:
+                member.process.send_signal(number)
+
+
+class Patience:
+    """How long a silence may last: the spec's limit, or ten times the longest that was seen since the first step."""
+
+    def __init__(self, train: Train) -> None:
+        self._least, self._longest, self._stepping = train.hang_seconds, 0.0, False
+
+    @property
+    def seconds(self) -> float:
+        """The limit now."""
+        if not self._stepping:
+            return max(STARTUP_SECONDS, self._least)
+        return max(self._least, 10 * self._longest)
+
+    def heard(self, kind: str, silence: float) -> None:
+        """Learn from a message and the silence before it."""
+        if self._stepping:
+            self._longest = max(self._longest, silence)
+        self._stepping = self._stepping or kind == "step"
+        if kind == "phase":  # export takes its own time
+            self._stepping = False
+
+
+def environment(task: Task, number: int, wire: int) -> dict[str, str]:
+    """What a rank finds in its environment."""
+    return {
+        **os.environ,
+        "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(task.ranks),
+        # Asked for by DeepSpeed, used by nobody: the ranks meet in a file.
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "DS_ACCELERATOR": "cpu",
+        # More threads than cores make each other wait; and waiting by spinning starves whoever else runs here.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // task.ranks))),
+        "OMP_WAIT_POLICY": "passive",
+        "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        WIRE: str(wire), PARENT: str(os.getpid()), MARK: task.job.output,
+    }  # fmt: skip

@@ -1,0 +1,72 @@
+"""What a rank is told (`Task`) and what it tells its launcher (`Wire`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from refit.errors import RefitError
+from refit.job import Job
+from refit.spec import Train
+from trainer.machine import Arithmetic
+
+Mode = Literal["train", "smoke"]
+
+WIRE = "REFIT_WIRE"
+"""The environment variable with the number of the file descriptor that leads to the launcher."""
+
+
+class Task(BaseModel):
+    """The work of all ranks of one launch. `checkpoint` is the URI to go on from, `token` the writer's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Mode
+    job: Job
+    fingerprint: str
+    dataset: Path
+    base: Path
+    folder: Path
+    dtype: Arithmetic
+    token: str
+    ranks: int
+    rendezvous: Path
+    checkpoint: str | None = None
+    step: int = 0
+
+    @property
+    def train(self) -> Train:
+        """The recipe."""
+        return self.job.spec.train
+
+    @property
+    def export(self) -> Path:
+        """Where rank 0 puts what is to be published."""
+        return self.folder / "export"
+
+
+class Wire:
+    """JSON lines from a rank to its launcher. Every line is also a sign of life; the wire's end is the rank's end."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def from_environment(cls) -> Wire:
+        """The wire that the launcher gave us; none when a rank is started by hand."""
+        number = os.environ.get(WIRE)
+        return cls(int(number) if number else None)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Tell the launcher something. One write of less than a pipe's atomic 4096 bytes, or several for more."""
+        if self._descriptor is not None:
+            os.write(self._descriptor, json.dumps({"kind": kind, "at": time.time(), **fields}).encode() + b"\n")
+
+    def error(self, error: RefitError) -> None:
+        """Tell why this rank ends."""
+        self.send("error", exit_code=error.exit_code, message=str(error)[:3000])
