@@ -389,16 +389,17 @@ def test_the_api_lets_only_the_token_in(stack: Stack) -> None:
 
 
 def test_a_stream_passes_as_it_comes(stack: Stack) -> None:
-    stack.champion("stream", 1.0)
+    release = stack.champion("stream", 1.0)
     body = {"model": "stream", "stream": True, "messages": [{"role": "user", "content": "Ticket 1: refund"}]}
     url = f"http://{HOST}:{stack.ports.gateway}/stream/v1/chat/completions"
-    arrived = []
-    with httpx.stream("POST", url, json=body, trust_env=False) as answer:
+    pieces = []
+    with httpx.stream("POST", url, json=body, timeout=20, trust_env=False) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
-                arrived.append((time.monotonic(), json.loads(line[6:])["choices"][0]["delta"]["content"]))
-    assert "".join(piece for _, piece in arrived) == '{"intent": "refund"}'
-    assert len(arrived) == 2
+                pieces.append(json.loads(line[6:])["choices"][0]["delta"]["content"])
+                # The server holds the rest back until we have seen the beginning.
+                (FileStore().path(release.model) / "go").touch()
+    assert pieces == ['{"int', 'ent": "refund"}']
 
 
 def answers(stack: Stack) -> bool:

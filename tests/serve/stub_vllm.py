@@ -1,8 +1,8 @@
 """A small real server that takes vLLM's command line and speaks its API: what the serving tests put behind Envoy.
 
 It stands where REFIT_COMPUTE_PYTHON points, so the command line that it is given is the one that vLLM would get. How
-good, fast and reliable it is stands in `behaviour.json` of its model folder: {"accuracy", "seconds", "error_rate"}. The right
-answer to "Ticket 7: refund" is {"intent": "refund"}.
+good, fast and reliable it is stands in `behaviour.json` of its model folder: {"accuracy", "seconds", "error_rate"}. The
+right answer to "Ticket 7: refund" is {"intent": "refund"}. A stream pauses in the middle until there is a file `go`.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def application(model: Model) -> Starlette:
         return JSONResponse({"model": body["model"], "choices": [{"text": "yes"}]})
 
     async def events(text: str) -> AsyncIterator[str]:
-        for piece in (text[:5], text[5:]):
-            yield f"data: {json.dumps({'choices': [{'delta': {'content': piece}}]})}\n\n"
-            await asyncio.sleep(0.2)
-        yield "data: [DONE]\n\n"
+        yield f"data: {json.dumps({'choices': [{'delta': {'content': text[:5]}}]})}\n\n"
+        while not (model.folder / "go").exists():
+            await asyncio.sleep(0.05)
+        yield f"data: {json.dumps({'choices': [{'delta': {'content': text[5:]}}]})}\n\ndata: [DONE]\n\n"
 
     async def health(request: Request) -> Response:
         return Response()

@@ -120,15 +120,15 @@ class Rollout:
         return self.step == len(self.plan.steps) - 1
 
     def may_enter(self, step: int) -> bool:
-        """Whether entering `step` is something to do (False: it is the current one already).
+        """Whether entering `step` is something to do (False: it was entered already).
 
         Raises:
-            Refused: it is neither the current step nor the next one after a pass.
+            Refused: it is not the next one after a pass, or the rollout has ended.
         """
+        if step <= self.step:
+            return False  # asked again by a task that was tried again
         if not self.running:
             raise Refused(f"rollout {self.plan.id} is {self.state.replace('_', ' ')}: {self.why}")
-        if step == self.step:
-            return False
         if step != self.step + 1 or step >= len(self.plan.steps):
             raise Refused(f"step {step} is not next: rollout {self.plan.id} is at step {self.step}")
         if not self.passed:
