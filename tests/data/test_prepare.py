@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,6 +88,19 @@ def test_run_again_everything_is_answered_and_forced_it_comes_out_the_same(small
     after = manifest(first)
     assert after.created > before.created
     assert after.files == before.files
+
+
+def test_an_answer_from_the_store_loads_no_library_that_it_does_not_need(small: Line) -> None:
+    small.dataset()
+    program = (
+        "import sys; from corpus.cli import main; assert main(sys.argv[1:]) == 0; "
+        "print(sorted({'great_expectations', 'numba', 'tokenizers', 'pandas'} & set(sys.modules)))"
+    )
+    arguments = ["prepare", str(small.folder / "small.yaml"), "--store", small.store]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    answer, loaded = done.stdout.splitlines()
+    assert ran(json.loads(answer)) == []
+    assert loaded == "[]"
 
 
 @pytest.mark.parametrize(

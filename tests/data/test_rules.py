@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from corpus import rules
@@ -72,6 +75,16 @@ def test_an_unknown_argument_and_a_wrong_type_are_named() -> None:
     with pytest.raises(BadSpec, match="is 'a': expected float"):
         rules.build([Rule(name="url_ratio", args={"max_share": "a"})])
     assert rules.build([Rule(name="url_ratio", args={"max_share": 1})])[0].name == "url_ratio"
+
+
+def test_the_rule_that_the_readme_shows_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "_RULES", {})
+    readme = (Path(__file__).parents[2] / "images" / "data" / "README.md").read_text(encoding="utf-8")
+    made: dict[str, Any] = {}
+    exec(readme.partition("```python\n")[2].partition("```")[0], made)  # noqa: S102
+    assert made["shouting"]("WHERE IS MY LAMP") == Drop("100% of letters are capitals")
+    assert made["shouting"]("Where is my lamp") is None
+    assert list(rules._RULES) == ["shouting"]
 
 
 def test_a_rule_must_be_a_function_of_a_text_and_keywords() -> None:

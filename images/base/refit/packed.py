@@ -98,7 +98,8 @@ def position_ids(segments: NDArray[np.integer]) -> NDArray[np.int64]:
     index = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
     starts = np.ones(segments.shape, dtype=bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return index - np.maximum.accumulate(np.where(starts, index, 0), axis=1)
+    positions: NDArray[np.int64] = index - np.maximum.accumulate(np.where(starts, index, 0), axis=1)
+    return positions
 
 
 def _map(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, int]) -> Any:
