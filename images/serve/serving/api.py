@@ -44,11 +44,12 @@ class Asked(BaseModel):
 
 
 class Back(BaseModel):
-    """A request's body: why a line goes back."""
+    """A request's body: why a line goes back, and to which earlier champion (default: the previous one)."""
 
     model_config = ConfigDict(extra="forbid")
 
     reason: str = "no reason given"
+    to: str | None = None
 
 
 def app(controller: Controller, fleet: Fleet, journal: Journal, token: str) -> FastAPI:
@@ -97,7 +98,7 @@ def _pipelines(router: APIRouter, controller: Controller, journal: Journal) -> N
 
     @router.post("/pipelines/{pipeline}/rollback", status_code=202)
     def rollback(pipeline: str, back: Back, actor: Actor = "api") -> dict[str, Any]:
-        controller.roll_back(pipeline, back.reason, actor)
+        controller.roll_back(pipeline, back.reason, actor, back.to)
         return line_view(controller, journal, pipeline)
 
 
@@ -184,6 +185,11 @@ def line_view(controller: Controller, journal: Journal, pipeline: str) -> dict[s
         "rollout": rollout_view(controller, journal, running) if running else None,
         "pending": line.pending.model_dump(mode="json") if line.pending else None,
         "standby": line.standby.release.id if line.standby else None,
+        "history": [
+            {"release": change.champion.id, "reason": change.reason, "actor": change.actor, "at": change.at}
+            for change in controller.changes()
+            if change.pipeline == pipeline
+        ],
         "live": controller.live(),
         "leading": controller.leading,
     }

@@ -44,8 +44,8 @@ class Champions:
         elif there.id != release.id:
             raise Refused(f"{pipeline} has a champion already: release {there.id}")
 
-    def go_back(self, pipeline: str, reason: str, actor: str) -> None:
-        """Make the previous champion the champion again; at once where its server is still warm.
+    def go_back(self, pipeline: str, reason: str, actor: str, to: str | None = None) -> None:
+        """Make the previous champion the champion again, or an earlier one by its id; at once where it is still warm.
 
         Raises:
             Refused: there is none to go back to.
@@ -53,14 +53,23 @@ class Champions:
         line = self._lines.line(pipeline)
         if line.pending is not None and line.champion is not None:
             return  # on its way already
-        if line.previous is None:
+        target = line.previous if to is None else self._earlier(pipeline, to)
+        if target is None:
             raise Refused(f"{pipeline} has no previous champion to go back to")
-        self._fleet.want(line.previous)
-        pending = Pending(release=line.previous, reason=f"rollback: {reason}", actor=actor)
+        if line.champion is not None and line.champion.release.id == target.id:
+            return
+        self._fleet.want(target)
+        pending = Pending(release=target, reason=f"rollback: {reason}", actor=actor)
         self._lines.remember(line.model_copy(update={"pending": pending}))
-        message = f"{pipeline} goes back to its previous champion {line.previous.id}: {reason}"
+        message = f"{pipeline} goes back to its earlier champion {target.id}: {reason}"
         self._alerts.dangerous("controller", message, pipeline=pipeline)
         self.install(pipeline)
+
+    def _earlier(self, pipeline: str, release: str) -> Release:
+        for change in reversed(self.changes):
+            if change.pipeline == pipeline and change.champion.id == release:
+                return change.champion
+        raise Refused(f"release {release} was never champion of {pipeline}")
 
     def install(self, pipeline: str) -> None:
         """Make a champion to be the champion, once its server answers."""

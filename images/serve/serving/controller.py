@@ -149,8 +149,8 @@ class Controller:
                 self._settle(rollout)
             return self._rollouts[rollout]
 
-    def roll_back(self, pipeline: str, reason: str, actor: str) -> None:
-        """Take the running rollout back; where none runs, make the previous champion the champion again."""
+    def roll_back(self, pipeline: str, reason: str, actor: str, to: str | None = None) -> None:
+        """Take the running rollout back; where none runs, make the previous champion (or `to`) the champion again."""
         with self._lock:
             rollout = self.running(pipeline)
             if rollout is not None and rollout.finishing:
@@ -158,7 +158,7 @@ class Controller:
             elif rollout is not None:
                 self._withdraw(rollout.plan.id, Judgement(Verdict.FAIL, f"rolled back by {actor}: {reason}"))
                 return
-            self._champions.go_back(pipeline, reason, actor)
+            self._champions.go_back(pipeline, reason, actor, to)
 
     def measured(self, rollout: str, step: int, found: Measured | None) -> None:
         """Take in a measurement of a step; None says that nothing could be measured."""

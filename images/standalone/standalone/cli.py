@@ -6,6 +6,7 @@ import argparse
 
 from refit import cli
 from standalone import commands, run
+from standalone.demo import command as demo
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,6 +17,7 @@ def parser() -> argparse.ArgumentParser:
     subcommands = found.add_subparsers(metavar="COMMAND")
     commands.register(subcommands)
     run.register(subcommands)
+    demo.register(subcommands)
     return found
 
 

@@ -11,15 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from refit.errors import BadInput, BadSpec, GateRefused, Infrastructure, RefitError, ServerUnavailable
 from refit.form import OVERRIDES, form_fields
 from refit.pipeline import check_sources, load, merge, parse_set
 from standalone.airflow import Airflow
+from standalone.controller import Controller
 from standalone.home import Home, root
-from standalone.ports import HOST, Ports
-from standalone.record import Record
 from standalone.watch import Watch
 
 POLL_SECONDS = 1.0
@@ -37,6 +34,7 @@ def register(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
     back = subcommands.add_parser("rollback", help="take a running rollout back, or put the previous champion back")
     back.add_argument("pipeline", metavar="PIPELINE", help="the name of a line, as tiny")
+    back.add_argument("--to", metavar="RELEASE", help="an earlier champion; default: the previous one")
     back.add_argument("--reason", default="from the command line", help="kept with the history")
     back.set_defaults(command=_rollback)
 
@@ -135,26 +133,7 @@ def _error(outcome: str) -> type[RefitError]:
 
 
 def _rollback(arguments: argparse.Namespace) -> dict[str, Any]:
-    home = Home.from_environment()
-    record = Record.read(home)
-    ports = record.ports if record else Ports.from_environment()
-    given = os.environ.get("REFIT_CONTROLLER_URL")
-    url = given if given and record is None else f"http://{HOST}:{ports.controller}"
-    try:
-        answer = httpx.post(
-            f"{url}/v1/pipelines/{arguments.pipeline}/rollback", json={"reason": arguments.reason},
-            headers={"authorization": f"Bearer {home.secret('token')}"}, timeout=120, trust_env=False,
-        )  # fmt: skip
-    except (httpx.TransportError, FileNotFoundError) as error:
-        raise ServerUnavailable(f"the rollout controller does not answer ({error}); `make up` starts it.") from error
-    if answer.is_error:
-        detail = (
-            answer.json().get("detail", answer.text)
-            if "json" in answer.headers.get("content-type", "")
-            else answer.text
-        )
-        kind = BadInput if answer.status_code < 500 else ServerUnavailable
-        raise kind(str(detail))
-    document = dict(answer.json())
+    controller = Controller(Home.from_environment())
+    document = controller.roll_back(arguments.pipeline, arguments.reason, arguments.to)
     print(json.dumps(document, indent=1), file=sys.stderr)
     return document
