@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from standalone import airflow_config, environment
+from standalone import airflow_config, environment, stack
 from standalone.home import Home
 from standalone.ports import Ports
 from standalone.record import Record, forget_socket, socket_for
@@ -127,3 +127,11 @@ def test_a_record_reads_back_and_keeps_its_socket_in_a_short_path(home: Home) ->
     assert socket_for(record) == socket
     forget_socket(record)
     assert socket_for(record) != socket
+
+
+def test_another_terminal_is_no_reason_to_start_the_stack_anew_and_another_port_is(home: Home) -> None:
+    def digest(ports: Ports, path: str) -> str:
+        return stack._digest(environment.variables(home, ports, Path("/tmp/s"), {"PATH": path}))
+
+    assert digest(Ports(), "/usr/bin") == digest(Ports(), "/bin:/opt/bin")
+    assert digest(Ports(), "/usr/bin") != digest(Ports(mlflow=31000), "/usr/bin")

@@ -57,8 +57,8 @@ def down(home: Home, *, grace: float = 20.0) -> list[Identity]:
     ended beside supervisor's own orderly stop.
     """
     progress = Progress()
-    if not home.path.exists():
-        return []
+    if not home.path.exists():  # removed under a running stack, perhaps
+        return kill_tree(None, grace=grace, tag=str(home.path), variable=STACK_TAG)
     with _lock(home, progress):
         record = Record.read(home)
         _stop_supervisor(record, progress)
@@ -159,10 +159,14 @@ def _refuse_taken_ports(ports: Ports, groups: list[str], *, running: set[str]) -
 
 
 def _digest(variables: dict[str, str]) -> str:
-    """Of what running programs cannot change any more: their environment, and the packages they were started from."""
+    """Of what running programs cannot change any more: their environment, and the packages they were started from.
+
+    Without PATH: it is the caller's, and another terminal is no reason to start everything anew.
+    """
+    ours = {name: value for name, value in variables.items() if name != "PATH"}
     stamp = root() / ".venv" / ".refit-stamp"
     packages = stamp.read_text() if stamp.exists() else ""
-    return hashlib.sha256(json.dumps([variables, packages], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([ours, packages], sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager
