@@ -94,10 +94,10 @@ def roll_back(line: str, wish: Wish, request: Request, user: Reader) -> dict[str
 @app.get("/store/{path:path}")
 def store(path: str, user: Reader) -> Response:
     """A file of the store, or what a folder holds: what links on tasks lead to."""
-    line = files.line_of(path)
-    if line is not None and not may("GET", line, user):
-        raise HTTPException(403, "You may not read this line.")
     try:
+        line = files.line_of(path)
+        if line is not None and not may("GET", line, user):
+            raise HTTPException(403, "You may not read this line.")
         return files.show(path, prefix=f"{PREFIX}/store")
     except FileNotFoundError as error:
         raise HTTPException(404, "There is no such file in the store.") from error

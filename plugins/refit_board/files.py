@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import mimetypes
 import os
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from fastapi import Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -69,7 +69,7 @@ def show(path: str, *, prefix: str) -> Response:
 
 
 def _parts(path: str) -> list[str]:
-    parts = [part for part in unquote(path).split("/") if part]
+    parts = [part for part in path.split("/") if part]
     if any(part.startswith(".") or "\\" in part or "\0" in part for part in parts):
         raise FileNotFoundError(path)  # nothing hidden, and no way up
     return parts
