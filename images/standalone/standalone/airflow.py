@@ -48,6 +48,11 @@ class Airflow:
             self._token = str(answer.json()["access_token"])
         return self._token
 
+    def knows(self, dag_id: str) -> bool:
+        """Whether Airflow has read the DAG yet."""
+        answer = self._ask("GET", "/api/v2/dags", params={"dag_id_pattern": dag_id, "limit": 100})
+        return any(dag["dag_id"] == dag_id for dag in answer["dags"])
+
     def unpause(self, dag_id: str) -> None:
         """Let a DAG run; BadInput where there is none of that name."""
         self._ask(

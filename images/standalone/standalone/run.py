@@ -20,6 +20,8 @@ from standalone.home import Home, root
 from standalone.watch import Watch
 
 POLL_SECONDS = 1.0
+READ_SECONDS = 180.0
+"""How long Airflow may take to read the pipeline files; a loaded machine imports its providers slowly."""
 ENDED = ("success", "failed")
 
 
@@ -46,8 +48,20 @@ def start(airflow: Airflow, pipeline: str, sets: Iterable[str] = ()) -> str:
         BadSpec: every fault of the file, the settings and the sources at once, before anything is started.
     """
     conf = form_values(pipeline, list(sets))
+    _await_line(airflow, f"retrain_{pipeline}")
     airflow.unpause(f"retrain_{pipeline}")
     return airflow.trigger(f"retrain_{pipeline}", conf)
+
+
+def _await_line(airflow: Airflow, dag_id: str) -> None:
+    """A stack that has just started, or a file that was just written, has to be read by Airflow first."""
+    deadline = time.monotonic() + READ_SECONDS
+    while not airflow.knows(dag_id):
+        if time.monotonic() > deadline:
+            raise ServerUnavailable(
+                f"Airflow has not read {dag_id} within {READ_SECONDS:.0f} s; see logs/airflow-dag-processor.log."
+            )
+        time.sleep(POLL_SECONDS)
 
 
 def form_values(pipeline: str, sets: list[str]) -> dict[str, Any]:
