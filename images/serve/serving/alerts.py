@@ -25,7 +25,7 @@ from serving.database import Database
 
 WAITING = 1_000
 WEBHOOK_SECONDS = 5.0
-WEBHOOK_TRIES = 20
+WEBHOOK_TRIES = 300
 
 
 @dataclass(frozen=True)
