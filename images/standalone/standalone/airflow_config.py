@@ -35,6 +35,7 @@ def settings(home: Home, ports: Ports) -> dict[str, dict[str, str]]:
             "simple_auth_manager_passwords_file": str(home.airflow_passwords),
             "execution_api_server_url": f"{address}/execution/",
             "min_serialized_dag_update_interval": "10",
+            "dagbag_import_timeout": "180",  # the default of 30 s fails tasks on a loaded machine
         },
         "database": {
             "sql_alchemy_conn": url.replace("postgresql://", "postgresql+psycopg2://"),
