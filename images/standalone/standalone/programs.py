@@ -76,7 +76,10 @@ def programs(home: Home, ports: Ports) -> list[Program]:
     venv = root() / ".venv" / "bin"
     airflow = str(venv / "airflow")
     serving = str(venv / "serving")
-    envoy = [str(venv / "envoy"), "-c", str(bootstrap(home)), "--disable-hot-restart", "--log-level", "warning"]
+    envoy = [
+        *[str(venv / "envoy"), "-c", str(bootstrap(home)), "--disable-hot-restart", "--log-level", "warning"],
+        *["--file-flush-interval-msec", "500"],  # the recorder reads the access log; Envoy would keep it for 10 s
+    ]
     # Changed settings must change the section: that is how supervisor knows what to start again.
     settings = {"REFIT_AIRFLOW_SETTINGS": hashlib.sha256(airflow_config.render(home, ports).encode()).hexdigest()[:16]}
     # The log servers of scheduler and triggerer listen on all addresses; logs are read from the folder instead.
