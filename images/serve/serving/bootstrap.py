@@ -48,10 +48,6 @@ def bootstrap(folder: Path, log: Path, port: int, admin_port: int) -> str:
         "admin": {"address": _address(admin_port)},
         "dynamic_resources": {"cds_config": _watched(folder, "cds.json")},
         "static_resources": {"listeners": [_listener(folder, log, port)]},
-        # A model's answers are few and large; a watermark above the default keeps whole requests for a retry.
-        "layered_runtime": {
-            "layers": [{"name": "static", "static_layer": {"re2": {"max_program_size": {"error_level": 1000}}}}]
-        },
     }
     return json.dumps(document, indent=1) + "\n"
 
@@ -99,6 +95,7 @@ def _listener(folder: Path, log: Path, port: int) -> dict[str, Any]:
     return {
         "name": "gateway",
         "address": _address(port),
+        # A request is asked again only if the whole of it is still here; the default of 1 MiB cuts long prompts short.
         "per_connection_buffer_limit_bytes": 4 << 20,
         "filter_chains": [
             {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
