@@ -261,6 +261,57 @@ def test_a_controller_killed_at_any_write_is_followed_by_one_that_ends_it_right(
         house.envoy.close()
 
 
+def killed_at(monkeypatch: pytest.MonkeyPatch, at: int, when: str, work: Callable[[], object]) -> bool:
+    """Whether the process got as far as its n-th write, and died there."""
+    with monkeypatch.context() as patch:
+        killer(patch, at, when)
+        try:
+            work()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_rollback_that_was_begun_is_ended_by_the_next_controller(
+    when: str, release: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """argo-rollouts#4841: what was taken back must not go on, whatever a new look would say of it."""
+    for at in range(1, 20):
+        house = House(tmp_path / f"{at}")
+        controller = first_champion(house, release)
+        controller.start(plan(release))
+        controller.look()
+        controller.enter("r", 1)
+        killed = killed_at(monkeypatch, at, when, lambda: controller.roll_back("tiny", "it smells", "vera"))  # noqa: B023
+        begun = house.gateway.table().line("tiny").rollout == ""
+        controller = house.controller()
+        controller.measured("r", 1, GOOD)
+        controller.look()
+        assert (house.weight() == 0) is begun
+        assert (controller.rollouts()["r"].state is State.ROLLED_BACK) is begun, f"write {at}"
+        house.envoy.close()
+        if not killed:
+            break
+    assert at > 3
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_change_of_champion_is_written_down_once_whenever_the_controller_dies(
+    when: str, release: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in range(1, 20):
+        house = House(tmp_path / f"{at}")
+        killed = killed_at(monkeypatch, at, when, lambda: first_champion(house, release))  # noqa: B023
+        first_champion(house, release)
+        assert [change.champion for change in house.journal.changes()] == [release("a")], f"write {at}"
+        assert house.gateway.split("tiny") == 0
+        house.envoy.close()
+        if not killed:
+            break
+    assert at > 3
+
+
 def test_harm_takes_a_model_back_at_once_and_says_so(house: House, release: Make) -> None:
     controller = first_champion(house, release)
     controller.start(plan(release))
@@ -363,6 +414,20 @@ def test_a_former_champion_stays_on_the_routes_until_its_time_has_come(house: Ho
     controller.look()
     assert controller.table().line("tiny").standby is None
     assert release("a").id not in controller.needed()
+
+
+def test_nobody_becomes_champion_while_their_server_is_away(house: House, release: Make) -> None:
+    controller = first_champion(house, release)
+    finish = controller.finish
+    controller.finish = lambda rollout: controller.rollouts()[rollout]  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="it does not end"):
+        go_on(controller, plan(release), GOOD)
+    house.servers.down[release("b").id] = Health(ServerState.STARTING, why="started again after it ended")
+    with pytest.raises(ServerUnavailable, match="started again after it ended; ask again"):
+        finish("r")
+    assert controller.rollouts()["r"].running
+    house.servers.down.clear()
+    assert finish("r").state is State.FINISHED
 
 
 def test_a_candidate_that_cannot_be_served_ends_its_rollout(house: House, release: Make) -> None:

@@ -144,6 +144,9 @@ class Controller:
             found = self._known(rollout)
             if found.may_finish():
                 self._must_lead()
+                health = self._fleet.health(found.plan.candidate.id)
+                if health.state is not ServerState.READY:
+                    raise ServerUnavailable(f"the candidate's server is {health.state}: {health.why}; ask again")
                 if not found.finishing:
                     self._write_down(rollout, Action.FINISHING, "the last step has passed")
                 self._settle(rollout)
@@ -338,8 +341,8 @@ class Controller:
                 continue
             was_live = rollout.entered_at is not None or rollout.step > 0
             if was_live and line.rollout != name:
-                self._write_down(name, Action.ROLLED_BACK, "taken back just before a restart", verdict=Verdict.FAIL)
-                self._fleet.retire(rollout.plan.candidate.id, LEFT_SECONDS)
+                # Written down by the first look, when Envoy has been read back.
+                self._withdrawing[name] = Judgement(Verdict.FAIL, "taken back just before a restart")
         running = {name for name, rollout in self._rollouts.items() if rollout.running}
         for line in list(self._lines.table.lines.values()):
             if line.rollout and line.rollout not in running:
