@@ -26,6 +26,7 @@ def board(*, readable: Allowed, editable: Allowed) -> dict[str, Any]:
     faults: list[str] = []
     history = _history(faults)
     lines = [_line(spec, history, faults, editable(spec["name"])) for spec in _specs(faults) if readable(spec["name"])]
+    lines.sort(key=lambda line: not (line["serving"] or {}).get("champion"))  # what serves first
     names = {line["name"] for line in lines}
     return {
         "lines": lines,
@@ -100,7 +101,8 @@ def _rollout(row: dict[str, Any] | None, live: dict[str, Any] | None, steps: lis
     if not known:
         return None
     policy = known.get("policy") or {}
-    shares = [0, *policy["steps"]] if isinstance(policy, dict) and policy.get("steps") else steps
+    shares = (policy.get("steps") if isinstance(policy, dict) else None) or steps
+    shares = shares if shares[0] == 0 else [0, *shares]  # step 0 is shadow, and may go without saying
     verdicts: dict[int, dict[str, Any]] = {}
     for entry in known.get("journal") or []:
         if entry.get("verdict"):

@@ -16,7 +16,16 @@ export function make(tag, attributes = {}, ...children) {
 function link(href, text) {
   // Only addresses of this server or http(s): an address from the data never runs a script.
   const safe = /^(https?:\/\/|\/)/.test(href || "");
-  return safe ? make("a", { href, target: "_blank", rel: "noopener" }, text) : document.createTextNode(text);
+  return safe ? make("a", { href, target: "_blank", rel: "noopener", onclick: openOutside }, text) : document.createTextNode(text);
+}
+
+// Airflow shows the page in a frame that may open no window of its own: so the page around it opens the link.
+function openOutside(event) {
+  if (window.parent === window) return;
+  event.preventDefault();
+  const outside = window.parent.document.createElement("a");
+  Object.assign(outside, { href: event.currentTarget.href, target: "_blank", rel: "noopener" });
+  outside.click();
 }
 
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
