@@ -29,7 +29,7 @@ APPS = [{"app": board, "url_prefix": PREFIX, "name": "Refit"}]
 VIEWS = [{"name": "Models", "href": f"{PREFIX}/", "destination": "nav", "url_route": "refit", "nav_top_level": True}]
 
 
-LISTENERS = [preload]
+LISTENERS: list[Any] = [preload]
 
 
 class RefitPlugin(AirflowPlugin):
