@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
+from refit.errors import RefitError
 from standalone import doctor, stack
 from standalone.home import Home
 from standalone.ports import Ports
 from standalone.programs import GROUPS, select
+from standalone.run import recent
 from standalone.status import pipeline_status, status, table
 
 
@@ -18,7 +21,7 @@ def register(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add this module's subcommands."""
     up = subcommands.add_parser("up", help="start the embedded stack and wait until it works")
     up.add_argument("--only", metavar="NAMES", help=f"with commas, of: {', '.join(GROUPS)} (and what they need)")
-    up.add_argument("--wait", type=float, default=300.0, metavar="SECONDS", help="give up after this long (300)")
+    up.add_argument("--wait", type=float, default=600.0, metavar="SECONDS", help="give up after this long (600)")
     up.set_defaults(command=_up)
 
     down = subcommands.add_parser("down", help="stop the embedded stack and everything it started")
@@ -53,6 +56,8 @@ def _status(arguments: argparse.Namespace) -> dict[str, Any]:
     home = Home.from_environment()
     if arguments.pipeline is not None:
         document = pipeline_status(home, arguments.pipeline)
+        with suppress(RefitError):  # what serves is known without Airflow
+            document["runs"] = recent(home, arguments.pipeline)
         print(json.dumps(document, indent=1, ensure_ascii=False), file=sys.stderr)
         return document
     document = status(home)

@@ -32,7 +32,7 @@ STOP_SECONDS = 60.0
 """How long supervisor may take for an orderly stop; PostgreSQL alone is given half of it."""
 
 
-def up(home: Home, ports: Ports, groups: list[str], *, seconds: float = 300.0) -> float:
+def up(home: Home, ports: Ports, groups: list[str], *, seconds: float = 600.0) -> float:
     """Start what does not run of `groups` and wait until all of it works; returns the seconds it took.
 
     Raises:
