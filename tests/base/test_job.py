@@ -14,6 +14,7 @@ from refit.job import Job, JobRun, read_events, run
 from refit.manifest import Manifest
 from refit.pipeline import load
 from refit.states import NEXT, State, step
+from refit.store import join, store_for
 
 TINY = Path(__file__).resolve().parents[2] / "dags" / "pipelines" / "tiny.yaml"
 
@@ -65,6 +66,21 @@ def test_a_second_attempt_goes_on_counting(job: Job) -> None:
     run(job.model_copy(update={"attempt": 2}), done)
     assert [event["sequence"] for event in events(job)] == [1, 2, 3, 4]
     assert [event["attempt"] for event in events(job)] == [1, 1, 2, 2]
+
+
+def test_on_s3_another_machine_goes_on_counting_events(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job.build("train", load(TINY), store=s3, output=join(s3, tmp_path.name))
+    for machine in ("first", "second"):
+        monkeypatch.setenv("REFIT_CACHE", str(tmp_path / machine))
+        if machine == "first":
+            with pytest.raises(RuntimeError):
+                run(job, lambda running: (_ for _ in ()).throw(RuntimeError("x")))
+        else:
+            run(job, done)
+    recorded = read_events(store_for(s3).read(join(job.output, "events.jsonl")).decode())
+    assert [event["sequence"] for event in recorded] == [1, 2, 3, 4]
 
 
 def test_the_command_line_and_the_document_run_the_same_code(

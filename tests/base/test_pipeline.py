@@ -104,7 +104,7 @@ def test_the_form_holds_the_dozen_things_people_change() -> None:
     assert {field.section for field in fields} == {"Data", "Training", "Evaluation", "Promotion", "Rollout"}
     assert 12 <= len(fields) <= 18
     steps = next(field for field in fields if field.name == "train.max_steps")
-    assert steps.default == 160
+    assert steps.default == 100
     assert steps.schema["minimum"] == 1
     assert steps.schema["title"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,26 +9,6 @@ import pytest
 from refit.errors import BadInput, StoreUnavailable
 from refit.manifest import Manifest, damage
 from refit.store import FileStore, Store, join, store_for
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    server_module = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        boto3.client("s3").create_bucket(Bucket="refit")
-        yield "s3://refit"
-    server.stop()
 
 
 @pytest.fixture(params=["file", "s3"])

@@ -22,13 +22,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from refit import files, log
+from refit import files, fingerprint, log
 from refit.errors import BadInput, BadSpec, Preempted, RefitError
 from refit.manifest import MANIFEST, Manifest
 from refit.pipeline import explain
 from refit.spec import Pipeline
 from refit.states import State
-from refit.store import FileStore, Store, join, store_for
+from refit.store import FileStore, Store, cache_folder, join, store_for
 
 JOB, EVENTS, STATUS = "job.json", "events.jsonl", "status.json"
 
@@ -154,8 +154,7 @@ def run(job: Job, handler: Handler) -> Manifest:
         log.event("answered", job=job.id, output=job.output)
         return done
     log.bind(job=job.id)
-    folder = store.path(job.output) if isinstance(store, FileStore) else Path.cwd() / "job"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder_of(job.output, store)
     running = JobRun(job, folder)
     running.event(State.RUNNING, f"attempt {job.attempt} on {socket.gethostname()}", pid=os.getpid())
     running.progress("start", 0, 1)
@@ -172,6 +171,19 @@ def run(job: Job, handler: Handler) -> Manifest:
         raise
     running.event(State.SUCCEEDED, "manifest written")
     return manifest
+
+
+def _folder_of(output: str, store: Store) -> Path:
+    """The job's folder on this machine. Elsewhere than on a disk it is a scratch copy, whose events go on counting."""
+    if isinstance(store, FileStore):
+        folder = store.path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    folder = cache_folder() / "jobs" / fingerprint.digest(output)[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    if store.exists(join(output, EVENTS)):
+        files.write(folder / EVENTS, store.read(join(output, EVENTS)))
+    return folder
 
 
 def run_from_environment(handlers: Mapping[str, Handler]) -> Manifest:

@@ -45,8 +45,8 @@ def query(name: str) -> str:
 def metric(name: str) -> str:
     """A business metric by its name: the whole of `sql/metrics/<name>.sql`, one statement.
 
-    Takes %(rollout)s; gives one row a step and side: step, assigned, users, mean, variance (of one value a user, between
-    0 and 1), events, newest.
+    Takes %(rollout)s; gives one row a step and side: step, assigned, users, mean, variance (of one value a user,
+    between 0 and 1), events, newest.
     """
     path = folder() / "metrics" / f"{name}.sql"
     try:
