@@ -1,6 +1,6 @@
 """Champion, challenger and users for real: Envoy, PostgreSQL, supervisor, the controller, the recorder, the replayer.
 
-Only the models are small: `tests/serve/stub_vllm.py` takes vLLM's command line and answers at once, as well as it is told.
+Only the models are small: `tests/serve/stub_vllm.py` takes vLLM's command line and answers as well as it is told.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from refit.release import Release
 from refit.spec import Serve
-from serving.routes import Line, Target
+from serving.table import Line, Target
 
 Make = Callable[..., Release]
 

@@ -12,7 +12,8 @@ import pytest
 from refit import files
 from serving.bootstrap import bootstrap
 from serving.gateway import Gateway
-from serving.routes import Line, Table, Target, clusters, routes
+from serving.routes import clusters, routes
+from serving.table import Line, Table, Target
 
 GOLDEN = Path(__file__).parent / "golden"
 ENVOY = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "envoy"

@@ -16,7 +16,7 @@ from serving.fleet import Fleet, ServerState
 from serving.journal import Change, Journal
 from serving.lines import Lines
 from serving.rollout import Refused
-from serving.routes import Line, Pending, Target
+from serving.table import Line, Pending, Target
 
 LEFT_SECONDS = 60.0
 """How long a model that was taken back keeps its server, for those who look into it."""

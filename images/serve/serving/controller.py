@@ -29,7 +29,7 @@ from serving.fleet import Fleet, ServerState
 from serving.journal import Change, Journal
 from serving.lines import Lines
 from serving.rollout import Action, Entry, Plan, Refused, Rollout, apply
-from serving.routes import Table, Target
+from serving.table import Table, Target
 from serving.verdicts import Judgement, Measured, Verdict, in_time, judge
 
 LOOK_SECONDS = 1.0

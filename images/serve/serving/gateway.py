@@ -21,7 +21,7 @@ from refit import files
 from refit.errors import ServerUnavailable, StoreUnavailable
 from serving import routes
 from serving.bootstrap import ACCESS_LOG, bootstrap
-from serving.routes import Table
+from serving.table import Table
 
 READ_BACK_SECONDS = 20.0
 SILENT_SECONDS = 3.0

@@ -6,7 +6,7 @@ import time
 
 from refit import log
 from serving.gateway import Gateway
-from serving.routes import Line
+from serving.table import Line
 
 CHECK_SECONDS = 5.0
 
