@@ -8,6 +8,7 @@ from airflow.sdk import DAG, Param, get_current_context, task
 
 from operators.controller import Controller
 from operators.lines import load_lines
+from operators.promotion import mirror_aliases
 from operators.retries import ByKind
 
 names = [line.name for line in load_lines(Path(__file__).parent / "pipelines")]
@@ -30,8 +31,12 @@ with DAG(
     @task(task_id="roll_back")
     def roll_back() -> None:
         """The controller moves users first, and writes it down then."""
-        context = get_current_context()
-        answer = Controller().roll_back(context["params"]["pipeline"], context["params"]["reason"])
-        print(answer)
+        params = get_current_context()["params"]
+        print(Controller().roll_back(params["pipeline"], params["reason"]))
 
-    roll_back()
+    @task(task_id="aliases")
+    def aliases() -> None:
+        """MLflow follows."""
+        print(mirror_aliases(get_current_context()["params"]["pipeline"]))
+
+    roll_back() >> aliases()

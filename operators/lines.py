@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow.sdk import Asset, AssetOrTimeSchedule, CronTriggerTimetable, Param
 
+from operators.outcome import DAG_PREFIX, note_fault
 from operators.retries import FAILURES, ByKind
 from refit.errors import BadSpec
 from refit.form import OVERRIDES, form_fields, overrides_schema
@@ -37,7 +38,7 @@ class Line:
     @property
     def dag_id(self) -> str:
         """One DAG a line."""
-        return f"retrain_{self.name}"
+        return f"{DAG_PREFIX}{self.name}"
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -101,6 +102,7 @@ class Line:
                 "retries": FAILURES,
                 "retry_delay": timedelta(seconds=15),
                 "retry_policy": ByKind(),
+                "on_failure_callback": note_fault,
             },
         }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from operators import projection, run
 from operators.controller import Controller
+from operators.promotion import mirror_aliases
 from operators.rollout import rollout_id
 from refit import runs
 from refit.errors import RefitError
@@ -21,6 +22,7 @@ from refit.store import join, store_for
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+DAG_PREFIX = "retrain_"
 GATE, FINISH, APPROVE, REGISTER = "evaluate.gate", "roll_out.finish", "promote.approve", "promote.register"
 COMPARE = "evaluate.compare"
 
@@ -33,6 +35,13 @@ class Outcome(StrEnum):
     STOPPED_AT_GATE = "stopped at gate"
     ROLLED_BACK = "rolled back"
     FAILED = "failed"
+
+
+def note_fault(context: Context) -> None:
+    """A failed task's callback: keep what it died of, for the outcome."""
+    ti, error = context["ti"], context.get("exception")
+    place = run.folder(ti.dag_id.removeprefix(DAG_PREFIX), ti.run_id)
+    runs.note_fault(place, ti.task_id, str(error) or type(error).__name__)
 
 
 def conclude(pipeline: str, team: str, context: Context) -> str:
@@ -50,7 +59,10 @@ def conclude(pipeline: str, team: str, context: Context) -> str:
     comparison = _comparison(records)
     rollout = _rollout(rollout_id(pipeline, run_id, candidate.id)) if candidate else None
     same = bool(candidate and champion and candidate.id == champion.id)
-    outcome, why = decide(states, same=same, verdict=comparison.facts if comparison else {}, rollout=rollout or {})
+    outcome, why = decide(
+        states, same=same, verdict=comparison.facts if comparison else {}, rollout=rollout or {},
+        faults=runs.faults(place),
+    )  # fmt: skip
     facts = {
         "candidate": candidate.id if candidate else None,
         "champion": champion.id if champion else None,
@@ -63,6 +75,8 @@ def conclude(pipeline: str, team: str, context: Context) -> str:
     document = {"pipeline": pipeline, "run_id": run_id, "outcome": outcome, "why": why, "started": started,
                 "ended": ended, **facts}  # fmt: skip
     uri = run.write(json.loads(json.dumps(document, default=str)), join(place, runs.OUTCOME))
+    with suppress(RefitError):  # MLflow is a mirror; the next run polishes it
+        mirror_aliases(pipeline)
     for record in records:
         with suppress(RefitError):  # a job that never started has no document
             projection.project(Job.load(join(record["output"], JOB)), run_id)
@@ -76,7 +90,12 @@ def conclude(pipeline: str, team: str, context: Context) -> str:
 
 
 def decide(
-    states: Mapping[str, str | None], *, same: bool, verdict: Mapping[str, Any], rollout: Mapping[str, Any]
+    states: Mapping[str, str | None],
+    *,
+    same: bool,
+    verdict: Mapping[str, Any],
+    rollout: Mapping[str, Any],
+    faults: Mapping[str, str],
 ) -> tuple[Outcome, str]:
     """The outcome and why.
 
@@ -85,6 +104,7 @@ def decide(
         same: the candidate is the champion.
         verdict: the facts of the comparison, empty without one.
         rollout: where the rollout stands, empty without one.
+        faults: task id → what it died of.
     """
     if states.get(FINISH) == "success":
         return Outcome.PROMOTED, str(verdict.get("why") or "the rollout ended well")
@@ -96,7 +116,7 @@ def decide(
         return Outcome.STOPPED_AT_GATE, "not approved: rejected, or nobody answered in time"
     broken = sorted(task for task, state in states.items() if state == "failed")
     if broken:
-        return Outcome.FAILED, f"{', '.join(broken)} failed; its log says why"
+        return Outcome.FAILED, "; ".join(f"{task}: {faults.get(task, 'failed, its log says why')}" for task in broken)
     if same:
         return Outcome.ALREADY_CHAMPION, "the candidate is what users get already: nothing changed"
     return Outcome.FAILED, "the run ended before its rollout did: stopped by hand, or out of time"

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+def mirror_aliases(pipeline: str, challenger: str | None = None) -> dict[str, str]:
+    """Point MLflow's aliases at what the controller says; returns alias → version."""
+    line = Controller().pipeline(pipeline)
+    champion, previous = (_id(line.get(role)) for role in ("champion", "previous"))
+    if challenger in (champion, previous):
+        challenger = None
+    return registry.set_aliases(pipeline, champion=champion, previous=previous, challenger=challenger)
+
+
 class RegistryOperator(BaseOperator):
     """Register a release in MLflow with the manifests it comes from, and set the line's aliases.
 
@@ -46,11 +55,9 @@ class RegistryOperator(BaseOperator):
             raise AirflowSkipException("there is no release to register")
         release = run.read_release(self.release)
         self.pipeline = release.pipeline
-        line = Controller().pipeline(release.pipeline)
-        champion, previous = (_id(line.get(role)) for role in ("champion", "previous"))
         registry.register(release, manifests=self._manifests())
-        challenger = release.id if release.id not in (champion, previous) else None
-        registry.set_aliases(release.pipeline, champion=champion, previous=previous, challenger=challenger)
+        aliases = mirror_aliases(release.pipeline, challenger=release.id)
+        self.log.info("MLflow's aliases of %s: %s", release.pipeline, aliases)
         return self.release
 
     def _manifests(self) -> dict[str, Manifest]:

@@ -32,8 +32,8 @@ def first_champion(spec: XComArg, dataset: XComArg) -> Any:
     choice = needed(spec)
     trained = DeepSpeedOperator(task_id="train", spec=spec, inputs={"dataset": dataset}, first_champion=True)
     named = release(spec, trained.output)
-    registered = RegistryOperator(task_id="register", release=named, made_by={"dataset": dataset})
     served = VllmOperator(task_id="serve", release=named, first_champion=True)
+    registered = RegistryOperator(task_id="register", release=named, made_by={"training": trained.output})
     choice >> [trained, named]
-    named >> registered >> served
-    return served.output
+    served >> registered
+    return registered.output

@@ -17,6 +17,7 @@ from airflow.sdk import DAG, CronTriggerTimetable
 from airflow.sdk.exceptions import ParamValidationError
 
 from refit.errors import BadSpec
+from refit.pipeline import load as refit_load
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINES = sorted((ROOT / "dags" / "pipelines").glob("*.yaml"))
@@ -145,7 +146,8 @@ def test_the_form_has_a_dozen_fields_in_five_sections_and_one_object(dags: dict[
     ]  # fmt: skip
     assert 10 <= len(params) <= 18
     assert all(param.schema.get("title") and param.schema.get("description_md") for param in params.values())
-    assert params["train.max_steps"].value == 160
+    spec = refit_load(ROOT / "dags" / "pipelines" / "tiny.yaml")
+    assert params["train.max_steps"].value == spec.train.max_steps
 
 
 @pytest.mark.parametrize(

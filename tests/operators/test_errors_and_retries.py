@@ -66,5 +66,11 @@ def test_every_error_of_the_tree_survives_a_trigger_s_event() -> None:
 def test_the_outcome_follows_from_what_is_written(
     states: dict[str, str], known: dict[str, Any], outcome: Outcome
 ) -> None:
-    given: dict[str, Any] = {"same": False, "verdict": {}, "rollout": {}, **known}
+    given: dict[str, Any] = {"same": False, "verdict": {}, "rollout": {}, "faults": {}, **known}
     assert decide(states, **given)[0] is outcome
+
+
+def test_a_failed_run_says_what_its_task_died_of() -> None:
+    faults = {"train.train": "loss is NaN at step 7", "first_champion.train": "an old one"}
+    _, why = decide({"train.train": "failed"}, same=False, verdict={}, rollout={}, faults=faults)
+    assert why == "train.train: loss is NaN at step 7"

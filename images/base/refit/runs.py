@@ -5,6 +5,7 @@ jobs/<pipeline>/<run>/spec.json            the resolved spec, written by the run
                       champion.json        the release that it had to beat
                       first_champion.json  the release that it made for lack of one
                       tasks/<task>.json    which job a task does: where its progress and its events are
+                      faults/<task>.txt    what a failed task died of, in its own words
                       outcome.json         one word and one sentence, written whatever happened
 """
 
@@ -19,7 +20,7 @@ from refit.job import Job
 from refit.store import join, store_for
 
 SPEC, CANDIDATE, CHAMPION, FIRST_CHAMPION = "spec.json", "candidate.json", "champion.json", "first_champion.json"
-TASKS, OUTCOME = "tasks", "outcome.json"
+TASKS, FAULTS, OUTCOME = "tasks", "faults", "outcome.json"
 
 
 def folder(store: str, pipeline: str, run_id: str) -> str:
@@ -40,3 +41,16 @@ def noted(place: str) -> list[dict[str, Any]]:
     names = store.children(join(place, TASKS))
     records = [json.loads(store.read(join(place, TASKS, name))) for name in names]
     return sorted(records, key=lambda record: float(record["at"]))
+
+
+def note_fault(place: str, task_id: str, fault: str) -> None:
+    """Write down what a task of this run died of."""
+    uri = join(place, FAULTS, f"{task_id}.txt")
+    store_for(uri).write(uri, fault.encode())
+
+
+def faults(place: str) -> dict[str, str]:
+    """Task id → what it died of."""
+    store = store_for(place)
+    names = store.children(join(place, FAULTS))
+    return {name.removesuffix(".txt"): store.read(join(place, FAULTS, name)).decode() for name in names}

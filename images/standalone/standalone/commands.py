@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
+from refit.errors import RefitError
 from standalone import doctor, stack
 from standalone.home import Home
 from standalone.ports import Ports
 from standalone.programs import GROUPS, select
+from standalone.run import recent
 from standalone.status import pipeline_status, status, table
 
 
@@ -53,6 +56,8 @@ def _status(arguments: argparse.Namespace) -> dict[str, Any]:
     home = Home.from_environment()
     if arguments.pipeline is not None:
         document = pipeline_status(home, arguments.pipeline)
+        with suppress(RefitError):  # what serves is known without Airflow
+            document["runs"] = recent(home, arguments.pipeline)
         print(json.dumps(document, indent=1, ensure_ascii=False), file=sys.stderr)
         return document
     document = status(home)

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from refit import runs
 from refit.errors import BadInput, BadSpec, GateRefused, Infrastructure, RefitError, ServerUnavailable
 from refit.form import OVERRIDES, form_fields
 from refit.pipeline import check_sources, load, merge, parse_set
+from refit.store import join, store_for
 from standalone.airflow import Airflow
 from standalone.controller import Controller
 from standalone.home import Home, root
@@ -106,6 +108,32 @@ def file_of(pipeline: str) -> Path:
 def store_of(home: Home) -> str:
     """The store of the stack that runs in a home."""
     return os.environ.get("REFIT_STORE") or home.store.as_uri()
+
+
+def recent(home: Home, pipeline: str, limit: int = 5) -> list[dict[str, Any]]:
+    """The newest runs of a line, the newest first: when, how it stands, how it ended and why."""
+    with Airflow(home) as airflow:
+        found = airflow.runs(f"retrain_{pipeline}", limit)
+    return [
+        {
+            "run_id": run["dag_run_id"],
+            "state": run["state"],
+            "started": run.get("start_date"),
+            "ended": run.get("end_date"),
+            **outcome_of(store_of(home), pipeline, run["dag_run_id"]),
+        }
+        for run in found
+    ]
+
+
+def outcome_of(store: str, pipeline: str, run_id: str) -> dict[str, Any]:
+    """A run's outcome and why, as its last task wrote them; None twice where it has not yet."""
+    place = runs.folder(store, pipeline, run_id)
+    try:
+        document = json.loads(store_for(place).read(join(place, runs.OUTCOME)))
+    except (FileNotFoundError, ValueError):
+        document = {}
+    return {"outcome": document.get("outcome"), "why": document.get("why")}
 
 
 def follow(airflow: Airflow, home: Home, pipeline: str, run_id: str) -> dict[str, Any]:
