@@ -1,0 +1,171 @@
+"""What the Airflow side writes of jobs and runs, and what the board reads of it, in a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from operators import projection
+from refit.job import EVENTS, Job, JobRun
+from refit.manifest import Manifest
+from refit.pipeline import validate
+from refit.proc import Identity, kill_tree, spawn
+from refit.sql import query
+from refit.states import State
+from refit.store import join
+from standalone import postgres, probes
+from standalone.environment import database_url
+from standalone.home import Home
+from standalone.migrate import migrate
+from standalone.ports import Ports, free_ports
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, Ports]]:
+    home, ports = Home(tmp_path_factory.mktemp("server")), free_ports()
+    home.make_folders()
+    home.make_secrets()
+    postgres.make_cluster(home)
+    with (home.logs / "postgres.log").open("wb") as log:
+        child = spawn(postgres.server_argv(home, ports), cwd="/", stdout=log)
+    identity = Identity.of(child.pid)
+    try:
+        deadline = time.monotonic() + 60
+        while probes.postgres(home, ports, 0.0) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        postgres.make_databases(home, ports)
+        migrate(database_url("refit", ports), passfile=home.pgpass)
+        yield home, ports
+    finally:
+        kill_tree(identity)
+        child.wait()
+
+
+@pytest.fixture
+def database(server: tuple[Home, Ports], monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection[Any]]:
+    home, ports = server
+    monkeypatch.setenv("REFIT_DATABASE_URL", database_url("refit", ports))
+    monkeypatch.setenv("PGPASSFILE", str(home.pgpass))
+    with psycopg.connect(database_url("refit", ports), autocommit=True) as connection:
+        connection.execute("TRUNCATE jobs, job_events, evaluations, runs, alerts CASCADE")
+        yield connection
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    spec = validate(
+        {
+            "name": "line", "title": "A line", "team": "team", "owner": "owner@example.com",
+            "data": {"sources": [{"name": "a", "uri": "cache://data/a.jsonl"}]},
+            "train": {"base": "cache://models/base", "gpus_per_node": 4},
+        },
+        "test",
+    )  # fmt: skip
+    job = Job.build("train", spec, store=tmp_path.as_uri(), output=(tmp_path / "out").as_uri())
+    job.save()
+    return job
+
+
+def rows(database: psycopg.Connection[Any], statement: str) -> list[tuple[Any, ...]]:
+    return database.execute(statement.encode()).fetchall()
+
+
+def test_a_job_s_events_are_copied_once_however_often_it_is_done(
+    database: psycopg.Connection[Any], job: Job, tmp_path: Path
+) -> None:
+    run = JobRun(job, tmp_path / "out")
+    assert projection.project(job, "r1")
+    assert rows(database, "SELECT state, run_id, team FROM jobs") == [("pending", "r1", "team")]
+    run.event(State.RUNNING, "attempt 1 on node-7")
+    assert projection.project(job)
+    run.event(State.SUSPENDED, "sent away")
+    for _ in range(3):
+        assert projection.project(job)
+    assert rows(database, "SELECT sequence, state FROM job_events ORDER BY 1") == [(1, "running"), (2, "suspended")]
+    ((state, reason, host, run_id, ended),) = rows(database, "SELECT state, reason, host, run_id, ended_at FROM jobs")
+    assert (state, reason, host, run_id) == ("suspended", "sent away", "node-7", "r1")
+    assert ended is not None
+
+
+def test_cards_cost_as_long_as_the_job_has_them(database: psycopg.Connection[Any], job: Job, tmp_path: Path) -> None:
+    lines = [
+        {
+            "job": job.id,
+            "sequence": 1,
+            "at": "2026-11-29T12:00:00+00:00",
+            "state": "running",
+            "reason": "",
+            "attempt": 1,
+        },
+        {
+            "job": job.id,
+            "sequence": 2,
+            "at": "2026-11-29T12:01:00+00:00",
+            "state": "failed",
+            "reason": "",
+            "attempt": 1,
+        },
+    ]
+    (tmp_path / "out" / EVENTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    projection.project(job)
+    assert rows(database, "SELECT device_seconds FROM jobs") == [(240,)]
+
+
+def test_a_killed_job_is_marked_and_a_success_stays_one(
+    database: psycopg.Connection[Any], job: Job, tmp_path: Path
+) -> None:
+    run = JobRun(job, tmp_path / "out")
+    run.event(State.RUNNING, "attempt 1 on a")
+    projection.project(job)
+    projection.mark(job, "retrying", "node lost")
+    assert rows(database, "SELECT state, reason FROM jobs") == [("retrying", "node lost")]
+    run.commit(Manifest(kind="training", fingerprint="f", facts={"loss": 0.5}))
+    run.event(State.SUCCEEDED, "manifest written")
+    projection.project(job)
+    projection.mark(job, "failed", "too late")
+    assert rows(database, "SELECT state, facts->>'loss' FROM jobs") == [("succeeded", "0.5")]
+
+
+def test_a_run_is_rewritten_by_its_last_word_and_an_alert_is_raised_once(database: psycopg.Connection[Any]) -> None:
+    row = {"id": "line/r1", "pipeline": "line", "team": "team", "started_at": None, "ended_at": "2026-11-29T12:00:00Z"}
+    projection.run(**row, outcome="failed", why="a", facts={})
+    projection.run(**row, outcome="promoted", why="b", facts={"x": 1})
+    assert rows(database, "SELECT outcome, why FROM runs") == [("promoted", "b")]
+    for _ in range(2):
+        projection.alert("suspicious", "test", "something", key="k", pipeline="line")
+    assert rows(database, "SELECT count(*) FROM alerts") == [(1,)]
+
+
+def test_a_database_that_is_away_fails_no_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFIT_DATABASE_URL", "postgresql://refit@127.0.0.1:9/refit")
+    assert projection.project(job) is False
+    assert projection.mark(job, "failed", "x") is False
+
+
+def test_the_board_reads_what_was_written(database: psycopg.Connection[Any], job: Job, tmp_path: Path) -> None:
+    JobRun(job, tmp_path / "out").event(State.RUNNING, "attempt 1 on a")
+    projection.project(job, "r1")
+    comparison = {"verdict": "pass", "why": "better", "report": join(job.store, "report.html"),
+                  "candidate": {"release": "c", "score": 0.9}, "champion": {"release": "o", "score": 0.8},
+                  "difference": {"value": 0.1, "low": 0.05, "high": 0.15}}  # fmt: skip
+    projection.evaluation(id="e", pipeline="line", release="c", champion="o", run_id="r1", verdict="pass", forced=False,
+                          score=0.9, low=0.8, high=1.0, report=comparison["report"], facts=comparison)  # fmt: skip
+    cursor = database.cursor(row_factory=psycopg.rows.dict_row)
+    (going,) = cursor.execute(query("board_runs").encode()).fetchall()
+    assert (going["run_id"], going["outcome"], going["candidate"]["score"]) == ("r1", None, 0.9)
+    projection.run(id="line/r1", pipeline="line", team="team", outcome="promoted", why="", started_at=None,
+                   ended_at="2026-11-29T12:00:00Z", facts={"comparison": comparison})  # fmt: skip
+    (ended,) = cursor.execute(query("board_runs").encode()).fetchall()
+    assert (ended["outcome"], ended["difference"]["low"], ended["verdict"]) == ("promoted", 0.05, "pass")
+    (running,) = cursor.execute(query("board_jobs").encode()).fetchall()
+    assert (running["id"], running["state"]) == (job.id, "running")
+    for name in ("board_devices", "board_alerts", "board_rollouts"):
+        assert cursor.execute(query(name).encode()).fetchall() == []
