@@ -1,0 +1,104 @@
+"""A pod's own status, before any log or result, says what became of a job; each kind of end has its own error."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from kubernetes import client as k8s
+
+from operators import pods
+from operators.backends import Phase
+from operators.backends.kubernetes import STUCK_SECONDS, _standing
+from operators.errors import Evicted, ImagePullFailed, OutOfMemory, PodDeleted, Unschedulable
+from refit.errors import BadInput, Diverged, Infrastructure, NodeLost, Preempted
+
+
+def pod(phase: str, *, age: float = 1.0, deleted: bool = False, labels: dict[str, str] | None = None,
+        container: k8s.V1ContainerState | None = None, **status: Any) -> k8s.V1Pod:  # fmt: skip
+    now = datetime.now(UTC)
+    statuses = [
+        k8s.V1ContainerStatus(image="i", image_id="", name="base", ready=False, restart_count=0, state=container)
+    ]
+    return k8s.V1Pod(
+        metadata=k8s.V1ObjectMeta(
+            name="p", labels=labels, creation_timestamp=now - timedelta(seconds=age),
+            deletion_timestamp=now if deleted else None,
+        ),
+        spec=k8s.V1PodSpec(containers=[], node_name="node-1"),
+        status=k8s.V1PodStatus(phase=phase, container_statuses=statuses if container else None, **status),
+    )  # fmt: skip
+
+
+def ended(code: int, reason: str = "Error", message: str | None = None) -> k8s.V1ContainerState:
+    return k8s.V1ContainerState(
+        terminated=k8s.V1ContainerStateTerminated(exit_code=code, reason=reason, message=message)
+    )
+
+
+def waiting(reason: str) -> k8s.V1ContainerState:
+    return k8s.V1ContainerState(waiting=k8s.V1ContainerStateWaiting(reason=reason, message="so it says"))
+
+
+def condition(kind: str, status: str, **more: str) -> list[k8s.V1PodCondition]:
+    return [k8s.V1PodCondition(type=kind, status=status, **more)]
+
+
+RUNNING = k8s.V1ContainerState(running=k8s.V1ContainerStateRunning())
+LONG = STUCK_SECONDS + 1
+
+
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        (pod("Failed", container=ended(10, message="line.yaml: weights sum to 0")), BadInput),
+        (pod("Failed", container=ended(12)), Diverged),
+        (pod("Failed", container=ended(20)), Preempted),
+        (pod("Failed", container=ended(1)), Infrastructure),
+        (pod("Failed", container=ended(137)), Infrastructure),
+        (pod("Failed", container=ended(137, "OOMKilled")), OutOfMemory),
+        (pod("Failed", reason="Evicted", message="The node was low on memory"), Evicted),
+        (pod("Running", container=RUNNING,
+             conditions=condition("DisruptionTarget", "True", reason="PreemptionByScheduler")), Evicted),
+        (pod("Failed", container=ended(137, "ContainerStatusUnknown")), NodeLost),
+        (pod("Failed", reason="NodeLost"), NodeLost),
+        (pod("Running", container=RUNNING, deleted=True), PodDeleted),
+        (pod("Failed", reason="DeadlineExceeded"), Infrastructure),
+        (pod("Pending", container=waiting("ImagePullBackOff"), age=LONG), ImagePullFailed),
+        (pod("Pending", conditions=condition("PodScheduled", "False", message="0/4 nodes"), age=LONG), Unschedulable),
+    ],
+)  # fmt: skip
+def test_every_end_has_its_own_error(found: k8s.V1Pod, error: type[Exception]) -> None:
+    standing = _standing(found)
+    assert standing.phase is Phase.ENDED
+    assert type(standing.fault) is error
+    assert standing.why
+
+
+@pytest.mark.parametrize(
+    ("found", "phase"),
+    [
+        (pod("Succeeded", container=ended(0, "Completed")), Phase.ENDED),
+        (pod("Running", container=RUNNING), Phase.RUNNING),
+        (pod("Pending"), Phase.WAITING),
+        (pod("Pending", container=waiting("ContainerCreating"), age=LONG), Phase.WAITING),
+        (pod("Pending", container=waiting("ImagePullBackOff")), Phase.WAITING),
+        (pod("Pending", conditions=condition("PodScheduled", "False", message="queued"), age=LONG,
+             labels={pods.QUEUE_LABEL: "research"}), Phase.WAITING),
+    ],
+)  # fmt: skip
+def test_what_is_no_fault_is_none(found: k8s.V1Pod, phase: Phase) -> None:
+    standing = _standing(found)
+    assert standing.phase is phase
+    assert standing.fault is None
+
+
+def test_a_pod_that_finished_and_is_being_deleted_has_finished() -> None:
+    """With its grace period over, a finished pod is deleted too: its exit code counts, not its going."""
+    assert _standing(pod("Running", container=ended(0, "Completed"), deleted=True)).exit_code == 0
+
+
+def test_the_last_lines_of_a_pod_are_its_reason() -> None:
+    standing = _standing(pod("Failed", container=ended(10, message="a\nline.yaml: weights sum to 0")))
+    assert "weights sum to 0" in standing.why
