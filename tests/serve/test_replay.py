@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from refit.errors import BadInput
-from serving.replay import Item, is_resolved, read_items
+from serving.replay import Item, is_resolved, read_items, turns
 
 ITEM = Item([{"role": "user", "content": "?"}], '{"intent": "refund", "sure": true}', "refund")
 
@@ -50,3 +51,10 @@ def test_items_are_read_or_refused_by_name(tmp_path: Path) -> None:
         read_items(path)
     with pytest.raises(BadInput, match="cannot be read"):
         read_items(tmp_path / "missing")
+
+
+def test_everybody_asks_once_before_anybody_asks_twice() -> None:
+    asking = turns(50, random.Random(1))
+    first, second = ([next(asking) for _ in range(50)] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second

@@ -16,7 +16,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,14 @@ def _object(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def turns(users: int, rng: random.Random) -> Iterator[int]:
+    """Users in a shuffled order, again and again: everybody has asked once before anybody asks twice."""
+    order = list(range(users))
+    while True:
+        rng.shuffle(order)
+        yield from order
+
+
 class Users:
     """Everybody who asks."""
 
@@ -133,6 +141,7 @@ class Users:
         self._token = settings.token()
         self._items = items
         self._random = random.Random(arguments.seed)
+        self._turns = turns(arguments.users, self._random)
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.stats = Stats(arguments.pipeline)
 
@@ -187,7 +196,7 @@ class Users:
     async def _ask(self, client: httpx.AsyncClient) -> None:
         item = self._random.choice(self._items)
         request = str(uuid4())
-        headers = {"x-user-id": f"user-{self._random.randrange(self._given.users)}", "x-request-id": request}
+        headers = {"x-user-id": f"user-{next(self._turns)}", "x-request-id": request}
         self.stats.total += 1
         answer = await self._answer(client, item, headers)
         if answer is None:
