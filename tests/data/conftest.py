@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -112,6 +113,25 @@ class Line:
         code, answer = self.prepare(*arguments)
         assert code == 0, answer
         return Path(answer["manifest"].removeprefix("file://")).parent
+
+    @staticmethod
+    def manifest(folder: Path) -> Manifest:
+        """The manifest of a folder that must have one."""
+        found = store_for("file:///").manifest(folder.as_uri())
+        assert found
+        return found
+
+    @staticmethod
+    def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+        """The rows of a parquet file."""
+        found: list[dict[str, Any]] = pq.read_table(folder / name).to_pylist()
+        return found
+
+    @staticmethod
+    def phase(dataset: Path, name: str) -> Path:
+        """The folder of an earlier phase, where there is only one."""
+        (found,) = (dataset.parents[1] / name).iterdir()
+        return found
 
 
 @pytest.fixture

@@ -1,0 +1,175 @@
+"""Deliveries as they come: bad, empty, doubled, too long; and the door that nothing bad gets through."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.data.conftest import Line, Sentences
+
+
+def test_bad_records_go_to_quarantine_with_their_place_and_the_run_goes_on(small: Line) -> None:
+    path = small.folder / "raw" / "mail" / "part.jsonl"
+    good = path.read_text()
+    empty = json.dumps({"instruction": "...", "input": "", "output": '{"mood": "good"}'})
+    path.write_text('{"instruction": \n' + good + empty + "\n" + json.dumps({"x": "\udcb2"}) + "\n")
+    found = small.rows(small.dataset(), "quarantine.parquet")
+    assert [(row["source"], row["file"], row["line"]) for row in found] == [
+        ("mail", "part.jsonl", 1),
+        ("mail", "part.jsonl", 103),
+        ("mail", "part.jsonl", 102),
+    ]
+    assert [row["reason"].partition(":")[0] for row in found] == ["not JSON", "unknown format", "length"]
+    assert found[0]["sample"].startswith('{"instruction": ')
+
+
+def test_too_many_bad_records_stop_the_run_with_the_commonest_reasons(small: Line) -> None:
+    with (small.folder / "raw" / "mail" / "part.jsonl").open("a") as handle:
+        handle.write("garbage\n" * 30)
+    code, answer = small.prepare()
+    assert (code, answer["error"]) == (10, "BadRecords")
+    assert (
+        "30 of 270 records are bad (11.1%); data.max_bad_ratio allows 5.0%. Commonest: not JSON (30)."
+        in (answer["message"])
+    )
+    kept = answer["message"].partition("Each is in file://")[2].partition(". Mend")[0]
+    assert len(small.rows(Path(kept).parent, "quarantine.parquet")) == 30
+    assert small.prepare("--set", "data.max_bad_ratio=0.2")[0] == 0
+
+
+def test_the_log_stays_readable_with_fifty_thousand_bad_lines(small: Line) -> None:
+    with (small.folder / "raw" / "mail" / "part.jsonl").open("a") as handle:
+        handle.write("garbage\n" * 50_000)
+    code, answer = small.prepare()
+    assert code == 10
+    assert len(small.stderr.splitlines()) < 20
+    assert len(answer["message"]) < 500
+
+
+@pytest.mark.parametrize(
+    ("content", "file", "why"),
+    [
+        (b"", "x.jsonl", "0 rows"),
+        (b"[]", "x.json", "0 rows"),
+        (b"note,reply\n", "x.csv", "0 rows"),
+        (bytes(range(256)) * 50, "x.jsonl", "none of its 1 rows is a record of format auto. Why: binary"),
+        (b"lorem ipsum\n" * 40, "x.jsonl", "none of its 40 rows is a record of format auto. Why: not JSON (40)"),
+        (b'{"a": 1}\n' * 3, "x.jsonl", "none of its 3 rows is a record of format auto. Why: unknown format (3)"),
+        (b"x", "README.md", "holds no data file"),
+    ],
+)
+def test_a_source_that_holds_nothing_is_told_at_once(small: Line, content: bytes, file: str, why: str) -> None:
+    small.deliver("empty", content, file)
+    code, answer = small.prepare()
+    assert code == 10
+    assert why in answer["message"]
+    assert "data.sources[3]" in answer["message"]
+
+
+def test_what_is_missing_or_unknown_is_told_before_any_work(small: Line) -> None:
+    code, answer = small.prepare("--set", "data.rules=[lenght]")
+    assert (code, answer["error"]) == (10, "BadSpec")
+    assert "Did you mean length?" in answer["message"]
+    small.data["sources"][0]["uri"] += "/nowhere"
+    code, answer = small.prepare()
+    assert code == 10
+    assert "small.yaml: data.sources[0].uri" in answer["message"]
+    assert not (small.folder / "store" / "datasets").exists()
+
+
+def test_an_answer_without_the_label_key_is_bad(small: Line) -> None:
+    small.data["max_bad_ratio"] = 1.0
+    small.deliver("chatty", [{"prompt": f"how are you number {n}", "completion": "fine"} for n in range(3)], weight=0)
+    small.deliver("chatty", [{"prompt": "and you", "completion": '{"mood": "good"}'}], "more.jsonl")
+    reasons = {row["reason"] for row in small.rows(small.dataset(), "quarantine.parquet")}
+    assert reasons == {"the answer is not JSON with 'mood'"}
+
+
+def test_a_session_over_many_files_is_on_one_side_and_no_question_on_two(line: Line, texts: Sentences) -> None:
+    many = texts(200)
+    for part in range(4):
+        delivered = [
+            {"prompt": text, "completion": f'{{"mood": "{part}"}}', "session": f"s{n % 20}", "user": f"u{n % 20}"}
+            for n, text in enumerate(many)
+            if n % 4 == part or n % 10 == 0
+        ]
+        line.deliver("chats", delivered, f"part{part}.jsonl")
+    folder = line.dataset()
+    sides: dict[str, set[str]] = defaultdict(set)
+    asked: dict[str, set[str]] = defaultdict(set)
+    for row in line.rows(line.phase(folder, "split"), "records.parquet"):
+        sides[row["session"]].add(row["split"])
+        asked[json.loads(row["messages"])[1]["content"]].add(row["split"])
+    assert len(sides) == 20
+    assert all(len(where) == 1 for where in [*sides.values(), *asked.values()])
+    assert {item["user"] for item in line.rows(folder, "heldout.parquet")} <= {f"u{n}" for n in range(20)}
+
+
+def test_a_question_asked_in_two_sessions_is_taken_out_of_training(line: Line, texts: Sentences) -> None:
+    line.data.update(label_key=None, dedup={"threshold": 1.0})
+    asked = [
+        {"prompt": text, "completion": f"{said} {n}", "session": f"{said}{n}"}
+        for said in ("yes", "no")
+        for n, text in enumerate(texts(100))
+    ]
+    line.deliver("chats", asked)
+    folder = line.dataset()
+    went = line.rows(line.phase(folder, "split"), "removed.parquet")
+    assert went
+    assert {row["how"] for row in went} == {"exact"}
+    kept = {row["id"]: row for row in line.rows(line.phase(folder, "split"), "records.parquet")}
+    assert {kept[row["kept"]]["split"] for row in went} <= {"validation", "heldout"}
+
+
+def test_the_drill_spoils_training_and_leaves_the_exam_right(small: Line) -> None:
+    honest = small.dataset()
+    spoilt = small.dataset("--set", "data.drill=shuffle_labels")
+    assert spoilt != honest
+    assert small.rows(spoilt, "heldout.parquet") == small.rows(honest, "heldout.parquet")
+    told = next(phase for phase in small.manifest(spoilt).facts["before"] if phase["name"] == "mix")
+    assert told["drill"] == "shuffle_labels"
+    (mixed,) = (path for path in (spoilt.parents[1] / "mix").iterdir() if path.name == told["fingerprint"])
+    wrong = 0
+    for row in small.rows(mixed, "train.parquet"):
+        messages = json.loads(row["messages"])
+        wrong += json.loads(messages[2]["content"])["mood"] != ("good", "bad")[len(messages[1]["content"]) % 2]
+    assert wrong > 30
+
+
+def test_max_records_limits_every_source(small: Line) -> None:
+    facts = small.manifest(small.dataset("--set", "data.max_records=40")).facts
+    assert [source["read"] for source in facts["before"][0]["sources"].values()] == [40, 40, 40]
+
+
+def test_what_is_longer_than_a_pack_is_refused_and_a_plain_text_is_cut(line: Line, texts: Sentences) -> None:
+    line.data.update(label_key=None, pack_length=48, system="")
+    line.data["max_bad_ratio"] = 0.5
+    line.deliver("talk", [{"prompt": text, "completion": "fine"} for text in texts(60)], weight=0.9)
+    long = [{"prompt": " ".join(texts(90)[n : n + 9]), "completion": "a long one"} for n in range(0, 90, 9)]
+    line.deliver("talk", long, "long.jsonl")
+    books = [" ".join(texts(80)[n : n + 8]) for n in range(0, 80, 8)]
+    line.deliver("books", "\n".join(books), "book.txt", weight=0.1)
+    folder = line.dataset()
+    bad = line.rows(folder, "quarantine.parquet")
+    assert {row["file"] for row in bad} == {"long.jsonl"}
+    assert all(row["reason"].startswith("longer than a pack: ") for row in bad)
+    assert all(row["reason"].endswith("data.pack_length is 48") for row in bad)
+    facts = line.manifest(folder).facts
+    assert facts["tokens"]["train"]["sources"]["books"]["tokens"] > 48
+
+
+def test_the_door_says_which_expectation_is_not_met(small: Line) -> None:
+    code, answer = small.prepare("--set", "data.expect.min_records=1000")
+    assert (code, answer["error"]) == (10, "BadRecords")
+    assert "records.table: table row count to be between min_value 1000; found 2" in answer["message"]
+    code, answer = small.prepare("--set", "data.expect.labels=[good, fair]")
+    assert code == 10
+    assert "records.label: column values to be in set" in answer["message"]
+    assert "['bad']" in answer["message"]
+    code, answer = small.prepare("--set", "data.expect.max_label_share=0.3")
+    assert "labels.share: column max to be between max_value 0.3; found 0.5" in answer["message"]
