@@ -80,7 +80,7 @@ def call(argv: list[str]) -> tuple[int, dict[str, Any], str]:
     """Run a program of ours."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("REFIT_STORE", None)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=900, env=environment, check=False)
     last = done.stdout.strip().splitlines()[-1:] or ["{}"]
     return done.returncode, json.loads(last[0]), done.stderr
 

@@ -120,6 +120,7 @@ def _built(kind: str, spec: Pipeline, *, store: str, output: str, dataset: str) 
 
 
 def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
+    _quiet()
     work = _job("plan", arguments, "training/{pipeline}/plan-{fingerprint}")
     return job.report(job.run(work, HANDLERS["plan"]), work.output)
 
@@ -178,15 +179,23 @@ def _import(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _import_gguf(arguments: argparse.Namespace) -> dict[str, Any]:
+    _quiet()
     from trainer.gguf import import_gguf
 
     return import_gguf(arguments.file, _uri(arguments.uri))
 
 
 def _seed(arguments: argparse.Namespace) -> dict[str, Any]:
+    _quiet()
     from trainer.seed import seed
 
     return seed(_uri(arguments.uri), arguments.corpus)
+
+
+def _quiet() -> None:
+    """Keep the libraries' bars and advice out of what people read; to be called before they are imported."""
+    for name, value in {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "DS_ACCELERATOR": "cpu"}.items():
+        os.environ.setdefault(name, value)
 
 
 def _uri(text: str) -> str:

@@ -103,6 +103,8 @@ class Launcher:
         output = self._run.job.output
         checkpoints.clear_drafts(output)
         found = checkpoints.newest(output, self._inputs.fingerprint) if self._mode == "train" else None
+        if found is not None:
+            checkpoints.check_ranks(found, self._train)
         self.resumed_from = found.step if found else None
         metrics.download(self._run.folder, output)
         metrics.rewind(self._run.folder, found.step if found else 0)

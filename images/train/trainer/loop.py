@@ -64,11 +64,11 @@ class Loop:
         with self._clock("data"):
             step = self._loader.step(number)
         nll = 0.0
-        for batch in self._loader.batches(step):
+        for index, batch in enumerate(self._loader.batches(step), start=1):
             with self._clock("forward"):
                 loss = self._engine.loss(batch)
             with self._clock("backward"):
-                self._engine.backward(loss, step.targets)
+                self._engine.backward(loss, step.targets, last=index == len(step.micro))
             nll += float(loss.detach())
             self._wire.send("beat")
         with self._clock("wait"):
