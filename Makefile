@@ -3,10 +3,13 @@
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
+# Where torch is; the training stage's tests run there.
+COMPUTE := .venv-compute/bin
 PIPELINE ?= review_sentiment
 SEED ?= 1
 COUNT ?= 200
 PACKAGES := images/base/refit images/data/corpus images/evaluate/evaluator images/serve/serving images/standalone/standalone operators
+UNIT := "not integration and not scenarios and not kubernetes and not benchmark and not soak"
 BOOTSTRAP := PYTHONPATH=images/standalone $(PYTHON) -m
 
 .DEFAULT_GOAL := help
@@ -40,9 +43,10 @@ check: setup ## lint, format, types
 	$(BIN)/mypy --strict --python-executable .venv-compute/bin/python images/train/trainer
 
 test-fast: setup ## unit tests only
-	$(BIN)/pytest -m "not integration and not scenarios and not kubernetes and not benchmark and not soak" $(ARGS)
+	$(BIN)/pytest -m $(UNIT) $(ARGS)
 
 test: setup check ## every check and every test (ARGS= goes to pytest)
+	$(COMPUTE)/python -m pytest -m "not benchmark and not soak" tests/train $(ARGS)
 	$(BIN)/pytest -m "not benchmark and not soak" $(ARGS)
 
 bench: setup ## how fast: benchmarks, written to bench-*.json
