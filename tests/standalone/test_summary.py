@@ -51,7 +51,8 @@ def test_the_page_says_scores_split_and_verdicts(tmp_path: Path) -> None:
     journal = [
         {"at": 1767225641.0, "step": 1, "weight": 5, "action": "entered", "verdict": None, "why": "5 %"},
         {"at": 1767225650.0, "step": 1, "weight": 5, "action": "judged", "verdict": "pass", "why": "not worse"},
-        {"at": 1767225651.0, "step": 1, "weight": 100, "action": "finished", "verdict": None, "why": "done"},
+        {"at": 1767225651.0, "step": 2, "weight": 100, "action": "entered", "verdict": None, "why": "100 %"},
+        {"at": 1767225655.0, "step": 2, "weight": 0, "action": "finished", "verdict": None, "why": "champion"},
     ]
     summary = summarize(finished(tmp_path, outcome=outcome, rollout={"journal": journal}))
     text = "\n".join(page(summary))

@@ -55,7 +55,7 @@ def summarize(finished: Finished) -> dict[str, Any]:
         "requests": dict(finished.requests),
         "splits": [
             {"at": entry["at"], "weight": entry["weight"]}
-            for entry in journal if entry["action"] in ("entered", "finished", "rolled_back")
+            for entry in journal if entry["action"] in ("entered", "rolled_back")
         ],
         "split_read_back": finished.split,
         "seconds": stage_seconds(finished.tasks),
