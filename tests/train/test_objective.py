@@ -125,3 +125,12 @@ def test_one_rank_and_two_see_the_same_samples_in_the_same_step(house: House) ->
             len(batch.labels) for loader, part in zip(pair, parts, strict=True) for batch in loader.batches(part)
         )
         assert counted == whole.targets
+
+
+def test_a_checkpoint_holds_nothing_that_the_base_model_holds(base: Path) -> None:
+    train = Train(base="cache://models/x", method="lora")
+    names = build(base, train, dtype="float32", length=tickets.LENGTH).state_dict().keys()
+    assert names
+    assert all("lora_" in name for name in names), "a tied head has a second name"
+    full = build(base, train.model_copy(update={"method": "full"}), dtype="float32", length=tickets.LENGTH)
+    assert "model.lm_head.weight" in full.state_dict()

@@ -19,6 +19,8 @@ from trainer.bases import import_folder
 from trainer.batches import to_batch
 from trainer.objective import Objective, load
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def trained(house: House) -> dict:

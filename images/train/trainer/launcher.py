@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,6 +34,9 @@ POLL_SECONDS = 0.2
 LAST_WORDS_SECONDS = 5.0
 """How long the other ranks may take to end when one has said how it ends."""
 
+RECENT_STEPS = 10
+"""Speed and time left are told from so many last steps."""
+
 STOP_SECONDS = 120.0
 """How long the ranks may take to a checkpoint when they are told to stop; a pod's grace period is shorter or equal."""
 
@@ -53,7 +57,8 @@ class Launcher:
         self._train = run.spec.train
         self._total = self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
         self._stop = False
-        self._shown = 0.0
+        self._shown, self._told = 0.0, -1
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         self.resumed_from: int | None = None
         self.last: dict[str, Any] = {}
 
@@ -130,6 +135,7 @@ class Launcher:
                 continue
             if kind == "step":
                 self.last = message
+                self._recent.append((message["tokens"], message["seconds"]))
             elif kind == "saved":
                 log.event("checkpoint", step=message["step"])
                 metrics.upload(self._run.folder, self._run.job.output)
@@ -168,17 +174,19 @@ class Launcher:
             return
         self._shown = now
         step = int(self.last.get("step", self.resumed_from or 0))
-        seconds = self.last.get("seconds")
         more: dict[str, Any] = {"seconds_left": None, "resumed_from": self.resumed_from}
-        if seconds:
+        if self._recent:
+            tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
             more |= {
-                "loss": self.last["loss"], "tokens_per_second": self.last["tokens"] / seconds,
-                "seconds_left": seconds * (self._total - step),
+                "loss": self.last["loss"], "tokens_per_second": tokens / seconds,
+                "seconds_left": seconds / len(self._recent) * (self._total - step),
             }  # fmt: skip
-            log.event(
-                "step", done=step, of=self._total, loss=self.last["loss"], tokens_per_second=more["tokens_per_second"],
-                seconds_left=more["seconds_left"],
-            )  # fmt: skip
+            if step != self._told:
+                self._told = step
+                log.event(
+                    "step", done=step, of=self._total, loss=self.last["loss"],
+                    tokens_per_second=more["tokens_per_second"], seconds_left=more["seconds_left"],
+                )  # fmt: skip
         self._run.progress(self._mode, step, self._total, **more)
 
     @contextmanager

@@ -1,0 +1,60 @@
+"""How long the launcher waits for a rank, and what a rank keeps of its random numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from refit.spec import Train
+from trainer import machine, snapshot
+from trainer.cli import _store_of
+from trainer.ranks import STARTUP_SECONDS, Patience
+
+
+def test_patience_is_long_before_the_first_step_and_follows_the_longest_silence_after() -> None:
+    patience = Patience(Train(base="cache://models/x", hang_seconds=10))
+    patience.heard("beat", 50)
+    assert patience.seconds == STARTUP_SECONDS
+    patience.heard("step", 40)
+    assert patience.seconds == 10, "what came before the first step says nothing about steps"
+    patience.heard("beat", 0.5)
+    assert patience.seconds == 10
+    patience.heard("step", 3)
+    assert patience.seconds == 30, "a model whose steps take 3 s is not hung after 10"
+    patience.heard("phase", 1)
+    assert patience.seconds == STARTUP_SECONDS, "an export takes its own time"
+
+
+def test_random_numbers_go_on_where_they_were_saved() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    torch.randn(7)
+    state = json.loads(json.dumps(snapshot._rng_state()))
+    first = (torch.randn(5).tolist(), random.random(), np.random.rand(3).tolist())
+    torch.randn(100)
+    snapshot._set_rng_state(state)
+    assert (torch.randn(5).tolist(), random.random(), np.random.rand(3).tolist()) == first
+
+
+@pytest.mark.parametrize(("flags", "dtype", "expected"), [
+    ({"avx2", "avx512f"}, "auto", "float32"),
+    ({"avx512f", "avx512_bf16"}, "auto", "bfloat16"),
+    ({"amx_bf16"}, "auto", "bfloat16"),
+    ({"amx_bf16"}, "float32", "float32"),
+    (set(), "bfloat16", "bfloat16"),
+])  # fmt: skip
+def test_auto_computes_in_bfloat16_only_where_the_processor_does(
+    flags: set[str], dtype: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "flags", lambda: frozenset(flags))
+    assert machine.arithmetic(Train(base="cache://models/x", dtype=dtype)) == expected
+
+
+def test_models_are_published_in_the_store_that_the_output_lies_in() -> None:
+    assert _store_of("s3://refit/a/training/tiny/abc") == "s3://refit/a"
+    assert _store_of("file:///tmp/out") == "file:///tmp"
