@@ -8,8 +8,9 @@ COMPUTE := .venv-compute/bin
 PIPELINE ?= review_sentiment
 SEED ?= 1
 COUNT ?= 200
+SOAK ?= .refit/soak
 PACKAGES := images/base/refit images/data/corpus images/evaluate/evaluator images/serve/serving images/standalone/standalone operators
-UNIT := "not integration and not scenarios and not kubernetes and not benchmark and not soak"
+UNIT := "not integration and not scenarios and not kubernetes and not benchmark"
 BOOTSTRAP := PYTHONPATH=images/standalone $(PYTHON) -m
 
 .DEFAULT_GOAL := help
@@ -49,11 +50,12 @@ test: setup check ## every check and every test (ARGS= goes to pytest)
 	$(COMPUTE)/python -m pytest -m "not benchmark and not soak" tests/train $(ARGS)
 	$(BIN)/pytest -m "not benchmark and not soak" $(ARGS)
 
-bench: setup ## how fast: benchmarks, written to bench-*.json
-	$(BIN)/pytest -m benchmark $(ARGS)
+bench: setup ## how fast: benchmarks beside their peers, written to bench-*.json
+	$(BIN)/pytest -m benchmark -s tests/benchmarks $(ARGS)
 
 soak: setup ## long campaigns of faults (SEED= and COUNT= are settable, a stopped one goes on)
-	REFIT_SOAK_SEED=$(SEED) REFIT_SOAK_COUNT=$(COUNT) $(BIN)/pytest -m soak $(ARGS)
+	mkdir -p $(SOAK)
+	REFIT_SOAK_SEED=$(SEED) REFIT_SOAK_COUNT=$(COUNT) REFIT_SOAK_FOLDER=$(SOAK) $(COMPUTE)/python -m pytest tests/train/test_soak.py $(ARGS)
 
 lock: ## derive every lock and pin list from images/constraints.txt (REFIT_TORCH_WHEELS=folder with torch's CPU wheel)
 	@$(BOOTSTRAP) standalone.lock

@@ -27,6 +27,7 @@ TINY = ROOT / "dags" / "pipelines" / "tiny.yaml"
         (["train.max_steps=0"], "train.max_steps is 0: input should be greater than or equal to 1"),
         (["train.learning_rate=.nan"], "train.learning_rate is nan: input should be a finite number"),
         (["rollout.steps=[5, 3]"], "rollout.steps: steps are [5, 3]; they must rise and end in 100"),
+        (["rollout.steps=[100]"], "a share below 100 comes first, or nobody is left to compare with"),
         (["data.split.heldout=0.99"], "data.split: heldout + validation is 1.01; leave something to train on"),
         (["train.ranks=2"], "train.accumulation is 1 and train.ranks is 2"),
         (["data.sources=[]"], "data.sources: Tuple should have at least 1 item"),

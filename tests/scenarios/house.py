@@ -34,7 +34,7 @@ QUICK = {
     "train.checkpoint.every_steps": "10",
     "evaluate.max_items": "60",
     "evaluate.gate.min_items": "30",
-    "rollout.steps": "[100]",
+    "rollout.steps": "[50, 100]",
     "rollout.shadow_pairs": "0",
     "rollout.min_events": "10",
     "rollout.min_seconds": "2",

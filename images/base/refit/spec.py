@@ -330,6 +330,8 @@ class Rollout(Spec):
     def _steps_rise_to_all(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
         if not steps or list(steps) != sorted(set(steps)) or steps[-1] != 100:
             raise ValueError(f"steps are {list(steps)}; they must rise and end in 100, as in [5, 20, 50, 100]")
+        if len(steps) == 1:
+            raise ValueError("steps are [100]; a share below 100 comes first, or nobody is left to compare with")
         return steps
 
 
