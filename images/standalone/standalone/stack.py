@@ -77,6 +77,9 @@ def _supervised(home: Home, ports: Ports, groups: list[str], progress: Progress)
     previous = Record.read(home)
     socket = socket_for(previous)
     record = Record(socket, ports, _digest(environment.variables(home, ports, socket)))
+    if previous is None or previous.socket != socket:
+        # Written down at once: an `up` that is refused below must not lose the socket's new folder.
+        replace(record, supervisor=previous.supervisor if previous else None).write(home)
     _write_configuration(home, record)
     if previous is not None and previous.runs():
         if previous.digest == record.digest and _answers(previous):
@@ -100,7 +103,7 @@ def _supervised(home: Home, ports: Ports, groups: list[str], progress: Progress)
 
 
 def _start_supervisor(home: Home, record: Record) -> Record:
-    record.write(home)  # before the start: whatever happens next, the socket's folder is known
+    record.write(home)
     output = home.logs / "supervisor.out"
     configuration = home.supervisor / "supervisord.conf"
     ours = environment.variables(home, record.ports, record.socket)
