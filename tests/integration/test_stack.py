@@ -197,6 +197,10 @@ def test_a_taken_port_is_one_line_that_names_port_owner_and_variable(tmp_path: P
     assert "REFIT_PORT_POSTGRES" in line
     assert json.loads(done.stdout)["exit_code"] == 11
     assert find_tagged(str(stack.home.path), variable=STACK_TAG) == []
+    folder = stack.record().socket.parent
+    assert folder.is_dir()
+    stack.refit("down")
+    assert not folder.exists(), "a refused start leaves nothing in /tmp that down would not find"
 
 
 @pytest.mark.parametrize(("variable", "what"), [("REFIT_MIN_MEMORY_GB", "memory"), ("REFIT_MIN_DISK_GB", "disk")])
@@ -208,6 +212,7 @@ def test_too_little_room_is_one_line_before_anything_starts(tmp_path: Path, vari
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("refit: ")]
     assert f"GB of {what} are free" in line
     assert not stack.home.postgres.exists()
+    stack.refit("down")
 
 
 def test_an_interrupted_up_is_finished_by_the_next(tmp_path: Path) -> None:
