@@ -38,6 +38,7 @@ def first_run(house: House) -> dict[str, Any]:
     """A first run from nothing: it makes the first champion, beats it, and takes all users."""
     run = house.start(fresh=False)
     users = house.users("first")
+    until(lambda: house.line()["champion"], 600, "the first champion serves")
     users.ask(run.heldout(), rate=1)
     try:
         until(lambda: house.line()["rollout"], 600, "the first rollout")
