@@ -182,6 +182,10 @@ def test_a_plan_counts_parameters_as_the_model_has_them(house: House) -> None:
     assert plan["why"]
     assert json.loads((house.root / "plan" / "plan.json").read_text())["parameters"] == plan["parameters"]
     assert "parameters" in said
+    program = house.argv("plan")[:4]
+    code, blind, _ = call([*program, "--set", "train.method=lora"])
+    assert code == 0, "a plan needs no data yet"
+    assert (blind["parameters"], blind["epochs"]) == (plan["parameters"], None)
 
 
 def test_a_job_document_runs_the_same_code(house: House, trained: dict, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +218,7 @@ def test_status_and_verify_tell_where_a_training_stands(house: House, trained: d
     pytest.param("nothing", (), "no manifest.json there", id="no dataset"),
     pytest.param("dataset", ("train.base=cache://models/none",), "no manifest.json there", id="no base model"),
     pytest.param("dataset", ("train.nodes=2",), "train.nodes", id="more nodes than it can"),
+    pytest.param("dataset", ("train.gpus_per_node=1",), "leave the cards idle", id="cards it would leave idle"),
     pytest.param("dataset", ("train.lerning_rate=1",), "Did you mean learning_rate?", id="a typo"),
     pytest.param("dataset", ("train.ranks=2", "train.accumulation=1"), "multiple of ranks", id="ranks without work"),
     pytest.param("other", (), "another tokenizer", id="a dataset of another tokenizer"),

@@ -14,7 +14,7 @@ from refit.manifest import MANIFEST
 from refit.spec import Pipeline
 from refit.store import join, store_for
 from trainer import checkpoints
-from trainer.inputs import folder_of, name_of
+from trainer.inputs import folder_of, name_of, supported
 from trainer.stage import HANDLERS
 
 
@@ -27,8 +27,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trainer", description="The training stage: how the model learns.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    one = commands.add_parser("plan", help="say what a training will take, and why")
-    _add_work(one)
+    one = commands.add_parser(
+        "plan",
+        help="say what a training will take, and why",
+        description="Without --data packs are assumed to be full; plan.json is written where a place is given.",
+    )
+    _add_work(one, data_required=False)
     one.set_defaults(command=lambda arguments: _plan(arguments))
 
     one = commands.add_parser("smoke", help="a few steps with a save and a restore; answered from the store if known")
@@ -69,9 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_work(parser: argparse.ArgumentParser, *, output_required: bool = False) -> None:
+def _add_work(parser: argparse.ArgumentParser, *, output_required: bool = False, data_required: bool = True) -> None:
     cli.add_spec(parser)
-    parser.add_argument("--data", metavar="URI", required=True, help="a prepared dataset: its folder or manifest.json")
+    parser.add_argument(
+        "--data", metavar="URI", required=data_required, help="a prepared dataset: its folder or manifest.json"
+    )
     parser.add_argument("--output", metavar="URI", required=output_required, help="the exact folder to write to")
     parser.add_argument("--ranks", metavar="N", type=int, help="processes to train with; as --set train.ranks=N")
     parser.add_argument(
@@ -80,11 +86,15 @@ def _add_work(parser: argparse.ArgumentParser, *, output_required: bool = False)
     )  # fmt: skip
 
 
-def _job(kind: str, arguments: argparse.Namespace, folder: str) -> Job:
-    """The job of a subcommand; `folder` says where below the store its output lies unless one is given."""
+def _spec(arguments: argparse.Namespace) -> Pipeline:
     if arguments.ranks is not None:
         arguments.sets = [*arguments.sets, f"train.ranks={arguments.ranks}"]
-    spec = cli.spec_of(arguments)
+    return cli.spec_of(arguments)
+
+
+def _job(kind: str, arguments: argparse.Namespace, folder: str) -> Job:
+    """The job of a subcommand; `folder` says where below the store its output lies unless one is given."""
+    spec = _spec(arguments)
     dataset = _uri(folder_of(arguments.data))
     fingerprint = name_of(spec.train, dataset, spec.train.base)
     name = folder.format(pipeline=spec.name, fingerprint=fingerprint)
@@ -121,8 +131,27 @@ def _built(kind: str, spec: Pipeline, *, store: str, output: str, dataset: str) 
 
 def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
     _quiet()
+    if not arguments.data or not (arguments.output or arguments.store):
+        return _plan_only(arguments)
     work = _job("plan", arguments, "training/{pipeline}/plan-{fingerprint}")
     return job.report(job.run(work, HANDLERS["plan"]), work.output)
+
+
+def _plan_only(arguments: argparse.Namespace) -> dict[str, Any]:
+    from trainer import plan
+
+    spec = _spec(arguments)
+    supported(spec.train)
+    packs = plan.Packs.assumed(spec.data.pack_length)
+    if arguments.data:
+        dataset = _uri(folder_of(arguments.data))
+        store_for(dataset).require(dataset, "dataset")
+        packs = plan.Packs.of(store_for(dataset).local(dataset))
+    base = store_for(spec.train.base)
+    base.require(spec.train.base, "model")
+    made = plan.make(spec.train, base.local(spec.train.base), packs)
+    plan.show(made)
+    return made
 
 
 def _smoke(arguments: argparse.Namespace) -> dict[str, Any]:

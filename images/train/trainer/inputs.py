@@ -82,9 +82,10 @@ def supported(train: Train) -> None:
     """Refuse what this trainer cannot do, by name."""
     if train.nodes > 1:
         raise BadSpec(f"train.nodes is {train.nodes}: this trainer runs its ranks on one node. Set train.nodes to 1.")
-    if train.gpus_per_node and train.ranks > train.gpus_per_node:
+    if train.gpus_per_node > 0:
         raise BadSpec(
-            f"train.ranks is {train.ranks} and train.gpus_per_node is {train.gpus_per_node}; a rank needs a card."
+            f"train.gpus_per_node is {train.gpus_per_node}: this trainer computes on processors, and would leave the "
+            "cards idle. Set train.gpus_per_node to 0."
         )
 
 

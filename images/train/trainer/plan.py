@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from refit.spec import Train
-from trainer.inputs import Inputs, train_split
+from trainer.inputs import train_split
 from trainer.machine import arithmetic, cores, memory_bytes
 from trainer.objective import adapt, attention_for
 
@@ -27,27 +28,53 @@ ASSUMED_UTILISATION = 0.5
 """Share of the speed of a plain matrix product that training reaches on a CPU; used until a smoke run has measured."""
 
 
-def make(train: Train, inputs: Inputs, *, smoke: dict[str, Any] | None) -> dict[str, Any]:
-    """The plan of a recipe on its inputs; `smoke` is what a smoke run measured, if there was one."""
-    header = train_split(inputs.dataset).header
-    model = shapes(inputs.base, train)
+@dataclass(frozen=True, kw_only=True)
+class Packs:
+    """What a pack holds on average, and how many there are (None before the data is prepared)."""
+
+    length: int
+    tokens: float
+    targets: float
+    count: int | None
+
+    @classmethod
+    def of(cls, dataset: Path) -> Packs:
+        """Those of a prepared dataset."""
+        header = train_split(dataset).header
+        return cls(
+            length=header.length, tokens=header.tokens / header.packs, targets=header.targets / header.packs,
+            count=header.packs,
+        )  # fmt: skip
+
+    @classmethod
+    def assumed(cls, length: int) -> Packs:
+        """Full packs, of which a quarter is learnt from."""
+        return cls(length=length, tokens=length, targets=length / 4, count=None)
+
+
+def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The plan of a recipe on a base model; `smoke` is what a smoke run measured, if there was one."""
+    model = shapes(base, train)
     parameters, trainable = count(model)
     dtype = arithmetic(train)
     per_step = train.micro_batch * train.accumulation
-    tokens_per_step = per_step * header.tokens / header.packs
+    tokens_per_step = per_step * packs.tokens
+    epochs = train.max_steps * per_step / packs.count if packs.count else None
     tokens = train.max_steps * tokens_per_step
     flops = flops_of(parameters, trainable, tokens)
     memory = memory_of(
-        train, model.config, parameters, trainable, dtype=dtype, length=header.length,
-        targets=train.micro_batch * header.targets / header.packs,
+        train, model.config, parameters, trainable, dtype=dtype, length=packs.length,
+        targets=train.micro_batch * packs.targets,
     )  # fmt: skip
     seconds, why_seconds = _seconds(train, flops, dtype, smoke)
     needed, available = sum(memory.values()) * train.ranks, memory_bytes()
     why = [
         f"{train.method}: {trainable:,} of {parameters:,} parameters are trained ({trainable / parameters:.1%})",
-        f"a step learns from {per_step} packs of {header.length} ({tokens_per_step:,.0f} tokens): micro batch "
+        f"a step learns from {per_step} packs of {packs.length} ({tokens_per_step:,.0f} tokens): micro batch "
         f"{train.micro_batch}, {train.accumulation} of them, dealt out to {train.ranks} rank(s)",
-        f"{train.max_steps} steps see {train.max_steps * per_step / header.packs:.2f} times the {header.packs} packs",
+        f"{train.max_steps} steps see {epochs:.2f} times the {packs.count} packs"
+        if epochs is not None
+        else "no data given: packs are taken to be full, and a quarter of their tokens to be learnt from",
         f"arithmetic in {dtype}, trained weights and optimizer in float32, ZeRO stage {train.zero_stage}",
         why_seconds,
     ]
@@ -59,7 +86,7 @@ def make(train: Train, inputs: Inputs, *, smoke: dict[str, Any] | None) -> dict[
     return {
         "parameters": parameters, "trainable": trainable, "method": train.method, "zero_stage": train.zero_stage,
         "micro_batch": train.micro_batch, "accumulation": train.accumulation, "ranks": train.ranks, "dtype": dtype,
-        "steps": train.max_steps, "tokens": round(tokens), "epochs": train.max_steps * per_step / header.packs,
+        "steps": train.max_steps, "tokens": round(tokens), "epochs": epochs,
         "flops": flops, "bytes_per_rank": memory, "bytes_needed": needed, "bytes_available": available,
         "fits": needed <= available, "seconds": seconds, "hours": seconds / 3600, "measured": smoke is not None,
         "checkpoint_bytes": 12 * trainable, "why": why,
@@ -119,7 +146,7 @@ def show(plan: dict[str, Any]) -> None:
     rows = [
         ("parameters", f"{plan['parameters']:,}"),
         ("trained", f"{plan['trainable']:,} ({plan['method']}, ZeRO {plan['zero_stage']}, {plan['dtype']})"),
-        ("steps", f"{plan['steps']:,} ({plan['epochs']:.2f} epochs, {plan['tokens']:,} tokens)"),
+        ("steps", f"{plan['steps']:,} ({plan['tokens']:,} tokens)"),
         ("arithmetic", f"{plan['flops']:.3g} FLOP"),
         *((f"memory: {kind}", _gib(size)) for kind, size in plan["bytes_per_rank"].items()),
         ("memory: all ranks", f"{_gib(plan['bytes_needed'])} of {_gib(plan['bytes_available'])} free"),

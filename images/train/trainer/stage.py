@@ -24,7 +24,9 @@ def plan(run: JobRun) -> Manifest:
     from trainer import plan as planning  # transformers, for the shapes; a resume does not need it
 
     inputs = locate(run.job)
-    made = planning.make(run.spec.train, inputs, smoke=smoke_facts(run, inputs.fingerprint))
+    made = planning.make(
+        run.spec.train, inputs.base, planning.Packs.of(inputs.dataset), smoke=smoke_facts(run, inputs.fingerprint)
+    )
     planning.show(made)
     store_for(run.job.output).write(join(run.job.output, PLAN), json.dumps(made, indent=1).encode())
     return _manifest("plan", inputs, facts=made)
