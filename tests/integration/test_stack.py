@@ -145,7 +145,7 @@ def test_a_second_up_changes_nothing(stack: Stack) -> None:
 def test_a_killed_postgres_comes_back_and_the_stack_with_it(stack: Stack) -> None:
     before = stack.pids()["postgres"]
     os.kill(before, signal.SIGKILL)
-    assert until(lambda: stack.refit("status")["ready"] and stack.pids()["postgres"] != before, 120)
+    assert until(lambda: stack.refit("status")["ready"] and stack.pids()["postgres"] != before, 400)
 
 
 def test_a_server_added_at_run_time_survives_the_death_of_supervisor_and_so_does_a_job(stack: Stack) -> None:
