@@ -24,7 +24,7 @@ class Canary:
 
 @pytest.fixture(scope="module")
 def canary(house: House, first_run: dict[str, Any]) -> Iterator[Canary]:
-    run = house.start(rollout__steps="[50, 100]", rollout__min_seconds="100", rollout__max_latency_ratio="20")
+    run = house.start(rollout__steps="[50, 100]", rollout__min_seconds="150", rollout__max_latency_ratio="20")
     users = house.users("canary")
     users.ask(run.heldout(), rate=6)
     try:
@@ -42,6 +42,16 @@ def answered(canary: Canary, more: int) -> None:
     """Wait until users got so many further answers."""
     before = canary.users.counts()["total"]
     until(lambda: canary.users.counts()["total"] >= before + more, 120, f"{more} more requests")
+
+
+def test_the_challengers_server_is_killed(house: House, canary: Canary) -> None:
+    """First, while the step is young: a new server takes as long to load as the step lasts."""
+    name = f"vllm-{house.line()['challenger']['id']}"
+    old = house.pid(name)
+    os.kill(old, signal.SIGKILL)
+    answered(canary, 20)
+    assert failed(canary) == 0
+    until(lambda: house.refit("status")["programs"][name]["pid"] not in (None, 0, old), 120, "another server process")
 
 
 def test_the_gateway_is_killed(house: House, canary: Canary) -> None:
@@ -65,15 +75,6 @@ def test_postgres_is_killed(house: House, canary: Canary) -> None:
     answered(canary, 20)
     assert failed(canary) == 0
     assert house.line()["rollout"]["state"] == "running"
-
-
-def test_the_challengers_server_is_killed(house: House, canary: Canary) -> None:
-    name = f"vllm-{house.line()['challenger']['id']}"
-    old = house.pid(name)
-    os.kill(old, signal.SIGKILL)
-    answered(canary, 20)
-    assert failed(canary) == 0
-    until(lambda: house.refit("status")["programs"][name]["pid"] not in (None, 0, old), 120, "another server process")
 
 
 def test_and_the_rollout_ends_well(house: House, canary: Canary) -> None:
