@@ -9,12 +9,14 @@ PIPELINE ?= review_sentiment
 SEED ?= 1
 COUNT ?= 200
 SOAK ?= .refit/soak
+# What `make test` runs of the scenarios; `make scenarios` runs all.
+SCENARIOS ?= tests/scenarios/test_a_new_line.py tests/scenarios/test_drills.py
 PACKAGES := images/base/refit images/data/corpus images/evaluate/evaluator images/serve/serving images/standalone/standalone operators
 UNIT := "not integration and not scenarios and not kubernetes and not benchmark"
 BOOTSTRAP := PYTHONPATH=images/standalone $(PYTHON) -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo rollback check test-fast test bench soak lock clean
+.PHONY: help setup up down status demo rollback check test-fast test scenarios bench soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,9 +48,13 @@ check: setup ## lint, format, types
 test-fast: setup ## unit tests only
 	$(BIN)/pytest -m $(UNIT) $(ARGS)
 
-test: setup check ## every check and every test (ARGS= goes to pytest)
-	$(COMPUTE)/python -m pytest -m "not benchmark and not soak" tests/train $(ARGS)
-	$(BIN)/pytest -m "not benchmark and not soak" $(ARGS)
+test: setup check ## every check and the tests (ARGS= goes to pytest)
+	$(COMPUTE)/python -m pytest -m "not benchmark" tests/train $(ARGS)
+	$(BIN)/pytest -m "not benchmark and not scenarios" $(ARGS)
+	$(BIN)/pytest $(SCENARIOS) $(ARGS)
+
+scenarios: setup ## every scenario: kill and corrupt things while a line runs
+	$(BIN)/pytest tests/scenarios $(ARGS)
 
 bench: setup ## how fast: benchmarks beside their peers, written to bench-*.json
 	$(BIN)/pytest -m benchmark -s tests/benchmarks $(ARGS)
