@@ -179,3 +179,18 @@ def test_damaged_newest_checkpoints_are_passed_over(house: House, undisturbed: d
     assert "checkpoint_damaged" in said
     assert answer["resumed_from"] < step
     same(house, again, undisturbed, answer)
+
+
+def test_a_smoke_run_that_is_told_to_stop_ends_at_once_with_its_ranks(house: House) -> None:
+    folder = house.root / "stopped-smoke"
+    argv = house.argv("smoke", "--output", folder.as_uri(), sets=("train.smoke_steps=100000",))
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + SECONDS
+    while not proc.find_tagged(folder.as_uri(), variable=MARK):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == 20
+    assert not proc.find_tagged(folder.as_uri(), variable=MARK)

@@ -93,6 +93,8 @@ class Launcher:
                 if result is not None:
                     return result
                 self._show()
+                if self._stop and self._mode == "smoke":
+                    raise Preempted("told to stop; a smoke run keeps nothing, and starts afresh")
                 if self._stop and asked_at is None:
                     asked_at = time.monotonic()
                     ranks.signal(signal.SIGTERM)
