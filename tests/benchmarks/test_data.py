@@ -70,4 +70,8 @@ def test_signatures_of_112_permutations() -> None:
 
 def test_packing_a_million_lengths() -> None:
     lengths = np.minimum(np.random.default_rng(1).lognormal(5.5, 1.0, 1_000_000).astype(np.int64) + 1, 4096)
-    note("packing, lengths at 4096", rate(lambda: len(lengths) if binpack.best_fit_decreasing(lengths, 4096) else 0))
+    packed = binpack.best_fit_decreasing(lengths, 4096)
+    loads = np.bincount(packed.pack, weights=lengths)
+    assert loads.max() <= 4096
+    assert loads.sum() == lengths.sum()
+    note("packing, lengths at 4096", rate(lambda: len(binpack.best_fit_decreasing(lengths, 4096).pack)))

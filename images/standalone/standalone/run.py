@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +136,10 @@ def outcome_of(store: str, pipeline: str, run_id: str) -> dict[str, Any]:
     return {"outcome": document.get("outcome"), "why": document.get("why")}
 
 
-def follow(airflow: Airflow, home: Home, pipeline: str, run_id: str) -> dict[str, Any]:
-    """Show a run's progress until it ends; returns its outcome document."""
+def follow(
+    airflow: Airflow, home: Home, pipeline: str, run_id: str, meanwhile: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Show a run's progress until it ends, doing `meanwhile` at each look; returns its outcome document."""
     watch = Watch(airflow, store_of(home), pipeline, run_id)
     away_since: float | None = None
     while True:
@@ -151,6 +153,7 @@ def follow(airflow: Airflow, home: Home, pipeline: str, run_id: str) -> dict[str
             state = ""
         if state in ENDED:
             return watch.outcome(state)
+        meanwhile()
         time.sleep(POLL_SECONDS)
 
 

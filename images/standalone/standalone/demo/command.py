@@ -33,10 +33,8 @@ from standalone.ports import Ports
 from standalone.programs import select
 from standalone.record import Record
 from standalone.status import addresses
-from standalone.watch import Watch
 
 QUIET_RATE, BUSY_RATE = 1.0, 8.0
-AWAY_SECONDS = 300.0
 RESET_SECONDS = 300.0
 GOOD = ("promoted", "already champion")
 
@@ -112,9 +110,8 @@ def _run(home: Home, pipeline: str, sets: Sequence[str]) -> dict[str, Any]:
         print(f"demo: started {run_id}: {address}", file=sys.stderr)
         folder = runs.folder(run.store_of(home), pipeline, run_id)
         try:
-            outcome = _follow(
-                Watch(airflow, run.store_of(home), pipeline, run_id), Crowd(users, controller, pipeline, folder)
-            )
+            crowd = Crowd(users, controller, pipeline, folder)
+            outcome = run.follow(airflow, home, pipeline, run_id, crowd.adjust)
         finally:
             users.leave()
         rollout = (outcome.get("rollout") or {}).get("id")
@@ -158,23 +155,6 @@ class Crowd:
                 dataset = manifest.outputs["dataset"]
                 return store_for(dataset).local(dataset) / "heldout.parquet"
         return None
-
-
-def _follow(watch: Watch, crowd: Crowd) -> dict[str, Any]:
-    away_since: float | None = None
-    while True:
-        try:
-            state = watch.look()
-            away_since = None
-        except ServerUnavailable:  # Airflow may be restarted under a run
-            away_since = away_since or time.monotonic()
-            if time.monotonic() - away_since > AWAY_SECONDS:
-                raise
-            state = ""
-        if state in run.ENDED:
-            return watch.outcome(state)
-        crowd.adjust()
-        time.sleep(run.POLL_SECONDS)
 
 
 def _split(pipeline: str, environment: Mapping[str, str]) -> int | None:
