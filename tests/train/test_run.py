@@ -182,7 +182,7 @@ def test_a_plan_counts_parameters_as_the_model_has_them(house: House) -> None:
     assert plan["why"]
     assert json.loads((house.root / "plan" / "plan.json").read_text())["parameters"] == plan["parameters"]
     assert "parameters" in said
-    program = house.argv("plan")[:4]
+    program = house.argv("plan")[:5]
     code, blind, _ = call([*program, "--set", "train.method=lora"])
     assert code == 0, "a plan needs no data yet"
     assert (blind["parameters"], blind["epochs"]) == (plan["parameters"], None)
