@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from operators.promotion import RegistryOperator
 
 
 @task_group(group_id="promote", group_display_name="Promotion")
-def promote(line: Line, spec: XComArg, candidate: XComArg, report: XComArg) -> Any:
+def promote(line: Line, spec: XComArg, candidate: XComArg, made_by: Mapping[str, XComArg]) -> Any:
     """(Approval) → registry. A "no", or no answer in time, skips the rest."""
 
     @task.branch(task_id="ask_a_person")
@@ -22,7 +23,7 @@ def promote(line: Line, spec: XComArg, candidate: XComArg, report: XComArg) -> A
         return "promote.approve" if run.read_spec(spec).promote.approval else "promote.register"
 
     assert line.spec is not None
-    choice = ask_a_person(spec, report)
+    choice = ask_a_person(spec, made_by["comparison"])
     approve = ApprovalOperator(
         task_id="approve",
         subject=f"Roll out a new model of {line.spec.title}?",
@@ -31,7 +32,7 @@ def promote(line: Line, spec: XComArg, candidate: XComArg, report: XComArg) -> A
         response_timeout=timedelta(hours=line.spec.promote.approval_hours),
     )
     register = RegistryOperator(
-        task_id="register", release=candidate, made_by={"comparison": report}, trigger_rule=TriggerRule.NONE_FAILED
+        task_id="register", release=candidate, made_by=made_by, trigger_rule=TriggerRule.NONE_FAILED
     )
     choice >> [approve, register]
     approve >> register

@@ -12,7 +12,7 @@ from operators.training import CheckpointSensor, DeepSpeedOperator
 
 @task_group(group_id="train", group_display_name="Training")
 def train(spec: XComArg, dataset: XComArg, *, after: XComArg) -> Any:
-    """Plan → smoke → train, with a sensor on its checkpoints beside it; ends with the candidate's name."""
+    """Plan → smoke → train, with a sensor on its checkpoints beside it; the training, and the candidate's name."""
 
     @task(task_id="candidate")
     def candidate(spec: str, trained: str) -> str:
@@ -26,4 +26,4 @@ def train(spec: XComArg, dataset: XComArg, *, after: XComArg) -> Any:
     training = DeepSpeedOperator(task_id="train", spec=spec, inputs=inputs)
     sensor = CheckpointSensor(task_id="checkpoint", spec=spec, dataset=dataset, beside="train.train")
     after >> plan >> smoke >> [training, sensor]
-    return candidate(spec, training.output)
+    return training.output, candidate(spec, training.output)

@@ -169,7 +169,34 @@ def test_the_door_says_which_expectation_is_not_met(small: Line) -> None:
     assert "records.table: table row count to be between min_value 1000; found 2" in answer["message"]
     code, answer = small.prepare("--set", "data.expect.labels=[good, fair]")
     assert code == 10
-    assert "records.label: column values to be in set" in answer["message"]
+    assert "task.label: column values to be in set" in answer["message"]
     assert "['bad']" in answer["message"]
     code, answer = small.prepare("--set", "data.expect.max_label_share=0.3")
     assert "labels.share: column max to be between max_value 0.3; found 0.5" in answer["message"]
+
+
+def test_a_rehearsal_is_trained_on_as_it_comes_and_is_in_no_exam(small: Line) -> None:
+    """The door still asks the records of the task for their labels."""
+    questions = [f"Name thing number {n} of the long list." for n in range(40)]
+    small.data["expect"] = {"min_records": 10, "labels": ["good", "bad"]}
+    small.deliver(
+        "before", [{"prompt": text, "completion": "a stone"} for text in questions], role="rehearsal", weight=0.5
+    )
+    folder = small.dataset("--set", "data.drill=shuffle_labels")
+    mixed = small.phase(folder, "mix")
+    rows = {side: small.rows(mixed, f"{side}.parquet") for side in ("train", "validation", "heldout")}
+    rehearsed = [row for row in rows["train"] if row["source"] == "before"]
+    assert rehearsed
+    assert all(row["source"] != "before" for side in ("validation", "heldout") for row in rows[side])
+    assert {row["label"] for row in rehearsed} == {None}
+    for row in rehearsed:
+        asked, answer = json.loads(row["messages"])
+        assert (asked["role"], answer["content"]) == ("user", "a stone"), "no system prompt, and its own answer"
+        assert asked["content"] in questions
+
+
+def test_a_line_of_rehearsals_alone_is_refused(small: Line) -> None:
+    small.data["sources"] = [{**source, "role": "rehearsal"} for source in small.data["sources"]]
+    code, answer = small.prepare()
+    assert (code, answer["error"]) == (10, "BadSpec")
+    assert "give a source of the task a positive weight" in answer["message"]

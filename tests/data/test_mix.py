@@ -65,3 +65,12 @@ def test_records_make_a_table_of_the_canonical_schema() -> None:
     assert record.to_table([]).schema == record.to_table([conversation(1)]).schema == record.SCHEMA
     with pytest.raises(pa.ArrowInvalid):
         record.to_table([conversation(1)._replace(line="x")])  # type: ignore[arg-type]
+
+
+def test_the_drill_leaves_a_spared_source_alone() -> None:
+    records = [conversation(n)._replace(source="spared" if n % 2 else "s") for n in range(50)]
+    drilled = shuffle_answers(record.to_table(records), np.random.default_rng(1), spare=["spared"])
+    labels = [int(label) for label in drilled["label"].to_pylist()]
+    assert labels[1::2] == list(range(1, 50, 2))
+    assert labels[::2] != list(range(0, 50, 2))
+    assert sorted(labels) == list(range(50))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from refit import runs
-from refit.errors import BadInput, BadSpec
+from refit.errors import BadInput, BadSpec, ServerUnavailable
 from refit.manifest import Manifest
 from refit.store import join, store_for
 from standalone import run
@@ -106,6 +106,34 @@ def test_a_person_sees_which_stage_how_far_and_how_long_still(
     (said,) = capsys.readouterr().err.splitlines()  # nothing new, nothing said twice
     assert "training" in said
     assert "train 45 %, 2 min left, loss 1.93" in said
+
+
+def test_a_rollout_says_what_it_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    airflow = FakeAirflow()
+    airflow.states = [{"task_id": "roll_out.step_1", "state": "deferred", "try_number": 1}]
+    rollout = {"weight": 5, "verdict": "wait", "why": "11 of 40 feedback events on the challenger's side"}
+    watch = Watch(airflow, tmp_path.as_uri(), "good", "manual__1+00:00", lambda: rollout)  # type: ignore[arg-type]
+    watch.look()
+    rollout["why"] = "12 of 40 feedback events on the challenger's side"
+    watch.look()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "step_1          5 % of users: 11 of 40 feedback events on the challenger's side" in said
+    rollout |= {"verdict": "pass", "why": "not worse"}
+    watch.look()
+    assert "5 % of users: not worse" in capsys.readouterr().err
+
+
+def test_a_controller_that_is_away_stops_nobody_from_watching(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    airflow = FakeAirflow()
+    airflow.states = [{"task_id": "roll_out.step_1", "state": "deferred", "try_number": 1}]
+
+    def away() -> None:
+        raise ServerUnavailable("it does not answer")
+
+    assert Watch(airflow, tmp_path.as_uri(), "good", "manual__1+00:00", away).look() == "running"  # type: ignore[arg-type]
+    assert "waiting" in capsys.readouterr().err
 
 
 def test_a_task_that_is_tried_again_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,3 +100,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     spec = root / "tickets.yaml"
     spec.write_text(SPEC.format(base=base), encoding="utf-8")
     return House(root, spec, base, data)
+
+
+@pytest.fixture(scope="session")
+def trained(house: House) -> dict[str, Any]:
+    """One training on one rank, to its end, in the folder `alone`."""
+    return house.train("alone")

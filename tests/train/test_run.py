@@ -22,12 +22,6 @@ from trainer.objective import Objective, load
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def trained(house: House) -> dict:
-    """One training on one rank, to its end."""
-    return house.train("alone")
-
-
 def test_it_learns_and_publishes_a_model_named_by_its_content(house: House, trained: dict) -> None:
     losses = [record["loss"] for record in house.metrics("alone")]
     assert [record["step"] for record in house.metrics("alone")] == list(range(1, 13))

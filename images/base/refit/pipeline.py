@@ -149,13 +149,17 @@ def check_sources(pipeline: Pipeline, where: str) -> list[str]:
     return faults
 
 
+GLANCE = 64 << 10
+"""How much of a source is looked at before a run; the data stage reads the rest. In bytes."""
+
+
 def _source_fault(uri: str) -> str | None:
     store = store_for(uri)
     if store.children(uri):
         return None
     if not store.exists(uri):
         return "there is no such file or folder. Check the address, or deliver the data."
-    if not store.read(uri).strip():
+    if not store.read(uri, first=GLANCE).strip():
         return "the file has 0 rows. Deliver the data, or remove the source."
     return None
 

@@ -34,12 +34,17 @@ def form(default: Any = ..., *, title: str, help: str, unit: str | None = None) 
 
 
 class Source(Spec):
-    """Where records come from. `columns` maps our names (prompt, completion, text, user, session, time) to theirs."""
+    """Where records come from. `columns` maps our names (prompt, completion, text, user, session, time) to theirs.
+
+    A `rehearsal` source keeps in place what a model already can: its records are trained on as they come, without the
+    system prompt, have no label, and are in no exam.
+    """
 
     name: Name
     uri: Uri
     format: Literal["auto", "alpaca", "sharegpt", "messages", "preference", "prompt", "text"] = "auto"
     columns: dict[str, str] = {}
+    role: Literal["task", "rehearsal"] = "task"
     weight: Annotated[float, Field(ge=0)] = 1.0
     domain: str | None = None
 
@@ -129,6 +134,8 @@ class Data(Spec):
             raise ValueError(f"sources named twice: {', '.join(twice)}; give each its own name")
         if sum(source.weight for source in self.sources) <= 0:
             raise ValueError("the weights of data.sources sum to 0; give at least one source a positive weight")
+        if sum(source.weight for source in self.sources if source.role == "task") <= 0:
+            raise ValueError("every source with a weight is a rehearsal; give a source of the task a positive weight")
         return self
 
 

@@ -58,8 +58,8 @@ class Store(ABC):
     """Files and folders by URI."""
 
     @abstractmethod
-    def read(self, uri: str) -> bytes:
-        """The bytes at `uri`; FileNotFoundError where nothing is."""
+    def read(self, uri: str, *, first: int | None = None) -> bytes:
+        """The bytes at `uri`, or only the first so many of them; FileNotFoundError where nothing is."""
 
     @abstractmethod
     def write(self, uri: str, data: bytes) -> None:
@@ -117,8 +117,9 @@ class Store(ABC):
 class FileStore(Store):
     """`file://` and `cache://`: folders on a disk."""
 
-    def read(self, uri: str) -> bytes:
-        return self.path(uri).read_bytes()
+    def read(self, uri: str, *, first: int | None = None) -> bytes:
+        with self.path(uri).open("rb") as file:
+            return file.read(first)
 
     def write(self, uri: str, data: bytes) -> None:
         files.write(self.path(uri), data)

@@ -29,9 +29,9 @@ class S3Store(Store):
     def __init__(self) -> None:
         self._client: Any = boto3.client("s3", config=Config(retries={"max_attempts": 8, "mode": "standard"}))
 
-    def read(self, uri: str) -> bytes:
-        response = self._call("get_object", uri)
-        body: bytes = response["Body"].read()
+    def read(self, uri: str, *, first: int | None = None) -> bytes:
+        with self._call("get_object", uri)["Body"] as stream:
+            body: bytes = stream.read(first)
         return body
 
     def write(self, uri: str, data: bytes) -> None:

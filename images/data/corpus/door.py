@@ -39,7 +39,9 @@ def check(sides: dict[str, pa.Table], settings: PackSettings, docs: Path) -> dic
     frame = pd.concat([_frame(name, table) for name, table in sides.items()], ignore_index=True)
     asked: dict[str, tuple[Frame, list[Any]]] = {"records": (frame, _of_records(settings))}
     if settings.label_key or settings.expect.labels:
-        labels = frame["label"].value_counts().rename_axis("label").reset_index(name="records")
+        task = frame[~frame["source"].isin(settings.rehearsal)]
+        asked["task"] = (task, _of_task(settings))
+        labels = task["label"].value_counts().rename_axis("label").reset_index(name="records")
         labels["share"] = labels["records"] / max(1, int(labels["records"].sum()))
         asked["labels"] = (labels, _of_labels(settings))
     results = _ask(asked, docs)
@@ -72,6 +74,13 @@ def _of_records(settings: PackSettings) -> list[Any]:
         expect.ExpectColumnValuesToBeBetween(column="answer_chars", min_value=1),
     ]
     asked += [expect.ExpectColumnValuesToNotBeNull(column=name) for name in ("id", "source", "domain", "split")]
+    return asked
+
+
+def _of_task(settings: PackSettings) -> list[Any]:
+    """Of the records with a label: all but a rehearsal's."""
+    expect = _library("great_expectations.expectations")
+    asked = [expect.ExpectTableRowCountToBeBetween(min_value=1)]
     if settings.label_key:
         asked.append(expect.ExpectColumnValuesToNotBeNull(column="label"))
     if settings.expect.labels:

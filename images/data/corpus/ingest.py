@@ -63,7 +63,8 @@ def _record(
         raise Bad(row.reason)
     messages = formats.conversation(row, source.format, source.columns)
     record.check(messages)
-    if settings.system and messages[0]["role"] not in ("system", record.TEXT):
+    of_task = source.role == "task"
+    if of_task and settings.system and messages[0]["role"] not in ("system", record.TEXT):
         messages = [{"role": "system", "content": settings.system}, *messages]
     text = record.dump(messages)
     session, user, time = (_attribute(row, source.columns.get(name, name)) for name in ("session", "user", "time"))
@@ -73,7 +74,7 @@ def _record(
     return Record(
         id=name if ids[name] == 1 else f"{name}.{ids[name]}", source=source.name, file=file, line=line,
         session=session, user=user, domain=source.domain or source.name,
-        label=_label(record.answer(messages), settings.label_key), time=time, messages=text,
+        label=_label(record.answer(messages), settings.label_key) if of_task else None, time=time, messages=text,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ come: they are measured on, not mixed.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def run(task: Task) -> Facts:
         times[rows] = rounds(len(rows), goal, _generator(settings.seed, "mix", name))
     drilled = settings.drill == "shuffle_labels"
     if drilled:
-        train = shuffle_answers(train, _generator(settings.seed, "drill", ""))
+        train = shuffle_answers(train, _generator(settings.seed, "drill", ""), spare=settings.rehearsal)
     seen = np.flatnonzero(times)
     sides["train"] = train.append_column(TIMES, pa.array(times)).take(pa.array(seen))
     for name, side in sides.items():
@@ -91,11 +92,14 @@ def rounds(records: int, goal: int, generator: np.random.Generator) -> NDArray[n
     return times
 
 
-def shuffle_answers(train: pa.Table, generator: np.random.Generator) -> pa.Table:
-    """A drill: every training record gets another one's answer and label. What is asked stays."""
+def shuffle_answers(train: pa.Table, generator: np.random.Generator, *, spare: Sequence[str] = ()) -> pa.Table:
+    """A drill: every training record gets another one's answer and label. What is asked stays, and so do the sources
+    in `spare`."""
     conversations = [record.load(messages) for messages in train.column("messages").to_pylist()]
     answers = [messages[-1] for messages in conversations]
-    given = generator.permutation(train.num_rows)
+    given = np.arange(train.num_rows)
+    rows = np.flatnonzero(~np.isin(train.column("source").to_numpy(zero_copy_only=False), list(spare)))
+    given[rows] = generator.permutation(rows)
     texts = [
         record.dump([*messages[:-1], answers[other]]) for messages, other in zip(conversations, given, strict=True)
     ]

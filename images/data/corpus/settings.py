@@ -22,6 +22,7 @@ class SourceSettings(Settings):
     name: str
     format: str
     columns: dict[str, str]
+    role: str
     domain: str | None
 
 
@@ -51,6 +52,7 @@ class SplitSettings(Settings):
 
     split: Split
     dedup: Dedup
+    rehearsal: tuple[str, ...]
 
 
 class MixSettings(Settings):
@@ -59,6 +61,7 @@ class MixSettings(Settings):
     weights: dict[str, float]
     seed: int
     drill: str
+    rehearsal: tuple[str, ...]
 
 
 class PackSettings(Settings):
@@ -69,13 +72,16 @@ class PackSettings(Settings):
     heldout: float
     label_key: str | None
     expect: Expectations
+    rehearsal: tuple[str, ...]
 
 
 def ingest(spec: Pipeline) -> IngestSettings:
     """The settings of `ingest`."""
     return IngestSettings(
         sources=tuple(
-            SourceSettings(name=source.name, format=source.format, columns=source.columns, domain=source.domain)
+            SourceSettings(
+                name=source.name, format=source.format, columns=source.columns, role=source.role, domain=source.domain
+            )
             for source in spec.data.sources
         ),
         system=spec.data.system,
@@ -96,13 +102,13 @@ def dedup(spec: Pipeline) -> DedupSettings:
 
 def split(spec: Pipeline) -> SplitSettings:
     """The settings of `split`."""
-    return SplitSettings(split=spec.data.split, dedup=spec.data.dedup)
+    return SplitSettings(split=spec.data.split, dedup=spec.data.dedup, rehearsal=_rehearsal(spec))
 
 
 def mix(spec: Pipeline) -> MixSettings:
     """The settings of `mix`."""
     weights = {source.name: source.weight for source in spec.data.sources}
-    return MixSettings(weights=weights, seed=spec.data.seed, drill=spec.data.drill)
+    return MixSettings(weights=weights, seed=spec.data.seed, drill=spec.data.drill, rehearsal=_rehearsal(spec))
 
 
 def pack(spec: Pipeline) -> PackSettings:
@@ -110,5 +116,9 @@ def pack(spec: Pipeline) -> PackSettings:
     data = spec.data
     return PackSettings(
         pack_length=data.pack_length, seed=data.seed, heldout=data.split.heldout, label_key=data.label_key,
-        expect=data.expect,
+        expect=data.expect, rehearsal=_rehearsal(spec),
     )  # fmt: skip
+
+
+def _rehearsal(spec: Pipeline) -> tuple[str, ...]:
+    return tuple(source.name for source in spec.data.sources if source.role == "rehearsal")

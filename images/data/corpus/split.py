@@ -32,8 +32,10 @@ def run(task: Task) -> Facts:
     asked = [text.lines(record.prompt(messages)) for messages in conversations]
     sessions, sources = table.column("session").to_pylist(), table.column("source").to_pylist()
     sides = [
-        side(settings.split, session, text.key(question), plain=messages[0]["role"] == record.TEXT)
-        for session, question, messages in zip(sessions, asked, conversations, strict=True)
+        "train"
+        if source in settings.rehearsal
+        else side(settings.split, session, text.key(question), plain=messages[0]["role"] == record.TEXT)
+        for source, session, question, messages in zip(sources, sessions, asked, conversations, strict=True)
     ]
     task.progress(table.num_rows // 3, table.num_rows)
     removals = contaminated(asked, sources, np.array([SIDES.index(name) for name in sides], np.int64), settings.dedup)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from refit.release import Release
-from serving import middleware
+from serving import middleware, patience
 from serving.settings import HOST
 
 SHUTDOWN_SECONDS = 20
@@ -57,6 +57,7 @@ def environment(release: Release, spool: Path, given: Mapping[str, str] = os.env
         "OMP_NUM_THREADS": threads,
         "OMP_WAIT_POLICY": "passive",
         "KMP_BLOCKTIME": "0",
+        patience.SPIN_SECONDS: given.get(patience.SPIN_SECONDS, "0.005"),
         "TOKENIZERS_PARALLELISM": "false",
         # No password of ours is any business of a model server.
         "PGPASSFILE": "",

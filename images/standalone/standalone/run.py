@@ -140,7 +140,7 @@ def follow(
     airflow: Airflow, home: Home, pipeline: str, run_id: str, meanwhile: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
     """Show a run's progress until it ends, doing `meanwhile` at each look; returns its outcome document."""
-    watch = Watch(airflow, store_of(home), pipeline, run_id)
+    watch = Watch(airflow, store_of(home), pipeline, run_id, lambda: Controller(home).line(pipeline)["rollout"])
     away_since: float | None = None
     while True:
         try:

@@ -1,13 +1,16 @@
-"""Shows a run while it goes on: which stage, how far, how long still. From the store and Airflow's API alone."""
+"""Shows a run while it goes on: which stage, how far, how long still. Airflow knows the tasks, the store how far jobs
+are, the controller what a rollout waits for."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from refit import progress, runs
+from refit.errors import RefitError
 from refit.store import join, store_for
 from standalone.airflow import Airflow
 
@@ -29,10 +32,18 @@ GOING = ("running", "deferred", "up_for_retry", "up_for_reschedule", "awaiting_i
 
 
 class Watch:
-    """One run, looked at again and again."""
+    """One run, looked at again and again; `rollout` gives the line's running rollout, or None."""
 
-    def __init__(self, airflow: Airflow, store: str, pipeline: str, run_id: str) -> None:
+    def __init__(
+        self,
+        airflow: Airflow,
+        store: str,
+        pipeline: str,
+        run_id: str,
+        rollout: Callable[[], dict[str, Any] | None] = lambda: None,
+    ) -> None:
         self._airflow = airflow
+        self._rollout = rollout
         self._dag_id = f"retrain_{pipeline}"
         self._run_id = run_id
         self._folder = runs.folder(store, pipeline, run_id)
@@ -71,9 +82,22 @@ class Watch:
     def _words(self, task: dict[str, Any]) -> tuple[str, int]:
         """What a task does now, and how many tenths of it are done."""
         status = self._status(task["task_id"])
+        if status is None and task["state"] == "deferred":
+            return self._waiting(task["task_id"])
         if status is None:
-            return {"deferred": "waiting", "awaiting_input": "waits for a person"}.get(task["state"], ""), 0
+            return "waits for a person" if task["state"] == "awaiting_input" else "", 0
         return progress.line(status), int(progress.share(status) * 10)
+
+    def _waiting(self, task_id: str) -> tuple[str, int]:
+        """What a deferred task waits for: in a rollout the words of the latest verdict, which are news when they change
+        its kind."""
+        try:
+            rollout = self._rollout() if task_id.startswith("roll_out.") else None
+        except RefitError:  # the controller may be restarted under a run
+            rollout = None
+        if rollout is None:
+            return "waiting", 0
+        return f"{rollout['weight']} % of users: {rollout['why'] or 'waiting'}", hash(rollout["verdict"])
 
     def _status(self, task_id: str) -> dict[str, Any] | None:
         store = store_for(self._folder)

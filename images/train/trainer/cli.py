@@ -70,6 +70,20 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("uri", metavar="URI", help="where to, as cache://models/tiny-seed")
     one.add_argument("--corpus", metavar="FILE", nargs="+", type=Path, required=True, help="texts for the tokenizer")
     one.set_defaults(command=_seed)
+
+    one = commands.add_parser(
+        "rehearse",
+        help="write down a base model's own answers to general prompts, to be mixed into its training",
+        description="The output is a source of the role `rehearsal`: a model that trains on a share of its own former "
+        "answers keeps what it could before. The same prompts give nearly the same answers on another machine.",
+    )
+    one.add_argument("base", metavar="BASE", help="address of the base model")
+    one.add_argument("output", metavar="FILE", type=Path, help="where to, a .jsonl file")
+    one.add_argument("--prompts", metavar="FILE", type=Path, required=True, help="a text file, one prompt a line")
+    one.add_argument(
+        "--max-tokens", metavar="N", type=int, default=48, help="longer answers are left out [%(default)s]"
+    )
+    one.set_defaults(command=_rehearse)
     return parser
 
 
@@ -219,6 +233,13 @@ def _seed(arguments: argparse.Namespace) -> dict[str, Any]:
     from trainer.seed import seed
 
     return seed(_uri(arguments.uri), arguments.corpus)
+
+
+def _rehearse(arguments: argparse.Namespace) -> dict[str, Any]:
+    _quiet()
+    from trainer.rehearsal import rehearse
+
+    return rehearse(_uri(arguments.base), arguments.prompts, arguments.output, max_tokens=arguments.max_tokens)
 
 
 def _quiet() -> None:

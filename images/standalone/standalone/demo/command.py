@@ -34,7 +34,7 @@ from standalone.programs import select
 from standalone.record import Record
 from standalone.status import addresses
 
-QUIET_RATE, BUSY_RATE = 1.0, 8.0
+QUIET_RATE, BUSY_RATE = 0.5, 8.0
 RESET_SECONDS = 300.0
 GOOD = ("promoted", "already champion")
 
