@@ -103,6 +103,13 @@ class House:
         sets = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
         return Run(self, self.refit("run", PIPELINE, *sets)["run_id"])
 
+    def trigger(self, conf: dict[str, Any]) -> Run:
+        """Start a run as the trigger form does, without the checks of the command line."""
+        with Airflow(self.home) as airflow:
+            until(lambda: airflow.knows(DAG_ID), 180, f"Airflow knows {DAG_ID}")
+            airflow.unpause(DAG_ID)
+            return Run(self, airflow.trigger(DAG_ID, conf))
+
     def pid(self, program: str) -> int:
         """The process of a program of the stack that runs now."""
         pid = self.refit("status")["programs"][program]["pid"]
@@ -139,10 +146,14 @@ class Run:
         with Airflow(self.house.home) as airflow:
             return {task["task_id"]: task["state"] for task in airflow.tasks(DAG_ID, self.id)}
 
+    def task(self, task_id: str) -> dict[str, Any]:
+        """A task as Airflow has it."""
+        with Airflow(self.house.home) as airflow:
+            return next(task for task in airflow.tasks(DAG_ID, self.id) if task["task_id"] == task_id)
+
     def tries(self, task_id: str) -> int:
         """How often a task was tried."""
-        with Airflow(self.house.home) as airflow:
-            return next(int(t["try_number"]) for t in airflow.tasks(DAG_ID, self.id) if t["task_id"] == task_id)
+        return int(self.task(task_id)["try_number"])
 
     def output(self, task_id: str) -> Path:
         """The folder of the job that a task does; waits until the task has come to it."""

@@ -50,27 +50,27 @@ class Airflow:
 
     def knows(self, dag_id: str) -> bool:
         """Whether Airflow has read the DAG yet."""
-        answer = self._ask("GET", "/api/v2/dags", params={"dag_id_pattern": dag_id, "limit": 100})
+        answer = self.ask("GET", "/api/v2/dags", params={"dag_id_pattern": dag_id, "limit": 100})
         return any(dag["dag_id"] == dag_id for dag in answer["dags"])
 
     def unpause(self, dag_id: str) -> None:
         """Let a DAG run; BadInput where there is none of that name."""
-        self._ask(
+        self.ask(
             "PATCH", f"/api/v2/dags/{quote(dag_id)}", json={"is_paused": False}, params={"update_mask": "is_paused"}
         )
 
     def trigger(self, dag_id: str, conf: dict[str, Any]) -> str:
         """Start a run, as the form would; returns its id. What the form's schema refuses is BadInput."""
         body = {"logical_date": None, "conf": conf}
-        return str(self._ask("POST", f"/api/v2/dags/{quote(dag_id)}/dagRuns", json=body)["dag_run_id"])
+        return str(self.ask("POST", f"/api/v2/dags/{quote(dag_id)}/dagRuns", json=body)["dag_run_id"])
 
     def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
         """A run: its state, its start and end."""
-        return self._ask("GET", f"/api/v2/dags/{quote(dag_id)}/dagRuns/{quote(run_id)}")
+        return self.ask("GET", f"/api/v2/dags/{quote(dag_id)}/dagRuns/{quote(run_id)}")
 
     def runs(self, dag_id: str, limit: int = 5) -> list[dict[str, Any]]:
         """The newest runs of a DAG, the newest first."""
-        answer = self._ask(
+        answer = self.ask(
             "GET", f"/api/v2/dags/{quote(dag_id)}/dagRuns", params={"order_by": "-run_after", "limit": limit}
         )
         return list(answer["dag_runs"])
@@ -78,15 +78,16 @@ class Airflow:
     def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         """The task instances of a run."""
         path = f"/api/v2/dags/{quote(dag_id)}/dagRuns/{quote(run_id)}/taskInstances"
-        return list(self._ask("GET", path, params={"limit": 200})["task_instances"])
+        return list(self.ask("GET", path, params={"limit": 200})["task_instances"])
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> list[str]:
         """The lines of a task's try."""
         path = f"/api/v2/dags/{quote(dag_id)}/dagRuns/{quote(run_id)}/taskInstances/{quote(task_id)}/logs/{try_number}"
-        content = self._ask("GET", path, params={"full_content": True}).get("content") or []
+        content = self.ask("GET", path, params={"full_content": True}).get("content") or []
         return [str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in content]
 
-    def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+    def ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        """Any endpoint, by its path; what it answers, {} where it says nothing."""
         answer = self._send(method, path, headers={"authorization": f"Bearer {self.token()}"}, **more)
         return dict(answer.json()) if answer.content else {}
 
