@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -12,6 +14,20 @@ def write(path: Path, data: bytes, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft(path, data, mode)
     os.replace(draft, path)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A draft to write to, beside `path`, which replaces it at the end; `path` is as it was where something fails."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        yield draft
+        with draft.open("rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 

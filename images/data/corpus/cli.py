@@ -10,11 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from corpus.prepare import NAMES, prepare
 from refit import cli, job
 from refit.errors import BadInput
 from refit.job import Handler, Job
 from refit.manifest import MANIFEST
+from refit.spec import Dedup
 from refit.store import join, store_for
 
 HANDLERS: dict[str, Handler] = {"prepare": prepare}
@@ -38,6 +41,18 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--only", metavar="PHASE", choices=NAMES, help=f"this phase alone: {', '.join(NAMES)}")
     one.add_argument("--force", action="store_true", help="run phases again although their output is there")
     one.set_defaults(command=_prepare)
+    one = commands.add_parser(
+        "dedup",
+        help="find near duplicates in jsonl files, without a pipeline",
+        description="Rows have an id and a text. Writes clusters.parquet (id, cluster; a row alone is a cluster), "
+        "kept.parquet (of each cluster the row with the lowest id) and quarantine.parquet (what could not be read).",
+    )
+    one.add_argument("inputs", metavar="INPUT", nargs="+", type=Path, help="jsonl files, also .gz")
+    one.add_argument("--output", metavar="DIR", type=Path, required=True, help="a folder; its files are replaced")
+    for field, kind in (("threshold", float), ("ngram", int), ("bands", int), ("rows", int), ("seed", int)):
+        default = Dedup.model_fields[field].default
+        one.add_argument(f"--{field}", type=kind, default=default, help=f"data.dedup.{field} [{default}]")
+    one.set_defaults(command=_dedup)
     one = commands.add_parser("inspect", help="show what a folder of the store holds and where it came from")
     one.add_argument("manifest", metavar="MANIFEST", help="address of a folder, or of its manifest.json")
     one.set_defaults(command=_inspect)
@@ -62,6 +77,16 @@ def _prepare(arguments: argparse.Namespace) -> dict[str, Any]:
         "fingerprint": manifest.fingerprint,
         "phases": manifest.facts["phases"],
     }
+
+
+def _dedup(arguments: argparse.Namespace) -> dict[str, Any]:
+    from corpus.dedup_files import dedup_files
+
+    try:
+        settings = Dedup(**{field: getattr(arguments, field) for field in Dedup.model_fields})
+    except ValidationError as error:
+        raise BadInput("; ".join(f"--{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())) from error
+    return dedup_files(arguments.inputs, arguments.output, settings)
 
 
 def _inspect(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def duplicates(
         if keeper != row:
             removals.append(Removal(row, keeper, "exact", 1.0))
     left = list(first.values())  # in the order of keeping: the lowest number of a cluster is its keeper
-    own = Texts.of(text.distinctive([texts[row] for row in left], [sources[row] for row in left]))
+    own = [Texts.of(text.distinctive([texts[row] for row in left], [sources[row] for row in left]))]
     found = lsh.clusters(own, settings)
     gone = np.flatnonzero(found.root != np.arange(len(left)))
     near = lsh.similarity(own, gone, found.root[gone], settings.ngram)

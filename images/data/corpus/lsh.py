@@ -9,15 +9,15 @@ Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus.jit import in_parts, kernel
-from corpus.minhash import Signatures, signatures
-from corpus.shingles import Bytes, Hashes, Offsets, Texts, mix64, room, shingle
+from corpus.minhash import band_keys
+from corpus.shingles import Bytes, Hashes, Offsets, Texts, room, shingle
 from refit.spec import Dedup
 
 Index = NDArray[np.int64]
@@ -41,12 +41,12 @@ class _Sets:
     size: Index
 
 
-def clusters(texts: Texts, settings: Dedup) -> Clusters:
-    """Texts connected by pairs whose similarity is at least the threshold."""
-    index = _Index(texts, settings)
-    root = np.arange(len(texts), dtype=np.int64)
+def clusters(parts: Sequence[Texts], settings: Dedup) -> Clusters:
+    """Texts, numbered on through all parts, connected by pairs whose similarity is at least the threshold."""
+    index = _Index(parts, settings)
+    root = np.arange(sum(map(len, parts)), dtype=np.int64)
     tried = verified = 0
-    for order, edges in index.buckets():
+    for order, edges in index.buckets:
         more_tried, more_verified = _link(
             order, edges, index.sets.grams, index.sets.start, index.sets.size, settings.threshold, root
         )
@@ -56,20 +56,20 @@ def clusters(texts: Texts, settings: Dedup) -> Clusters:
     return Clusters(root, tried, verified)
 
 
-def matches(texts: Texts, rank: NDArray[np.int64], settings: Dedup) -> Index:
+def matches(parts: Sequence[Texts], rank: NDArray[np.int64], settings: Dedup) -> Index:
     """For each text a text of a higher rank that it is near to; -1 where there is none."""
-    index = _Index(texts, settings)
-    found = np.full(len(texts), -1, np.int64)
-    for order, edges in index.buckets():
+    index = _Index(parts, settings)
+    found = np.full(len(rank), -1, np.int64)
+    for order, edges in index.buckets:
         _match(
             order, edges, index.sets.grams, index.sets.start, index.sets.size, settings.threshold, rank, found
         )  # fmt: skip
     return found
 
 
-def similarity(texts: Texts, left: Index, right: Index, ngram: int) -> NDArray[np.float64]:
+def similarity(parts: Sequence[Texts], left: Index, right: Index, ngram: int) -> NDArray[np.float64]:
     """The exact similarity of pairs of texts."""
-    sets = _sets(texts, np.union1d(left, right), ngram)
+    sets = _sets(parts, np.union1d(left, right), ngram)
     out = np.zeros(len(left), np.float64)
     for at, (i, j) in enumerate(zip(left, right, strict=True)):
         out[at] = _jaccard(sets.grams, sets.start[i], sets.size[i], sets.start[j], sets.size[j])
@@ -77,39 +77,68 @@ def similarity(texts: Texts, left: Index, right: Index, ngram: int) -> NDArray[n
 
 
 class _Index:
-    """Texts in buckets by band, and the sets of all that share a bucket with another."""
+    """The texts that share a band's key with another, by band, and the sets of n-grams of all of them."""
 
-    def __init__(self, texts: Texts, settings: Dedup) -> None:
-        signed, sizes = signatures(texts, settings.ngram, settings.bands * settings.rows, settings.seed)
-        self._some = np.flatnonzero(sizes)
-        self._keys = np.empty((settings.bands, len(self._some)), np.uint64)
-        _bands(signed, self._some, settings.rows, self._keys)
-        shared = np.zeros(len(texts), bool)
-        for order, edges in self.buckets():
-            for first, last in edges:
-                shared[order[first:last]] = True
-        self.sets = _sets(texts, np.flatnonzero(shared), settings.ngram)
-
-    def buckets(self) -> Iterator[tuple[Index, Index]]:
-        """For each band: text numbers in the order of their key, and (first, last) of each run of equal keys."""
-        for keys in self._keys:
-            order = np.argsort(keys, kind="stable")
-            new = np.flatnonzero(np.diff(keys[order]) != 0) + 1
-            edges = np.stack([np.concatenate([[0], new]), np.concatenate([new, [len(keys)]])], axis=1)
-            yield self._some[order], edges[edges[:, 1] - edges[:, 0] > 1].astype(np.int64)
+    def __init__(self, parts: Sequence[Texts], settings: Dedup) -> None:
+        count = sum(map(len, parts))
+        keys, sizes = np.zeros((settings.bands, count), np.uint64), np.zeros(count, np.int64)
+        for texts, first, last in _numbered(parts):
+            band_keys(texts, settings.ngram, settings.rows, settings.seed, keys[:, first:last], sizes[first:last])
+        some = np.flatnonzero(sizes)
+        self.buckets = [_bucket(band[some], some) for band in keys]
+        del keys
+        shared = np.zeros(count, bool)
+        for order, _ in self.buckets:
+            shared[order] = True
+        self.sets = _sets(parts, np.flatnonzero(shared), settings.ngram)
 
 
-def _sets(texts: Texts, wanted: Index, ngram: int) -> _Sets:
-    start = np.zeros(len(texts), np.int64)
-    size = np.zeros(len(texts), np.int64)
-    rooms = (texts.offsets[wanted + 1] - texts.offsets[wanted]) // 2 + 2
-    start[wanted] = np.concatenate([[0], np.cumsum(rooms)[:-1]]) if len(wanted) else 0
-    grams = np.empty(int(rooms.sum()), np.uint64)
+def _bucket(keys: Hashes, texts: Index) -> tuple[Index, Index]:
+    """Texts whose key another has, those of one key side by side, and (first, last) of each such run."""
+    order = np.argsort(keys)
+    sorted_keys = keys[order]
+    new = np.flatnonzero(sorted_keys[1:] != sorted_keys[:-1]) + 1
+    first, last = np.concatenate([[0], new]), np.concatenate([new, [len(keys)]])
+    several = last - first > 1
+    length = (last - first)[several]
+    ends = np.cumsum(length)
+    edges = np.stack([ends - length, ends], axis=1).astype(np.int64)
+    found = texts[order[np.repeat(several, last - first)]]
+    # Which of equal keys a sort puts first is its own affair; what we tell of the work must not depend on it.
+    return found[np.lexsort((found, np.repeat(np.arange(len(length)), length)))], edges
+
+
+def _numbered(parts: Sequence[Texts]) -> Iterator[tuple[Texts, int, int]]:
+    """Each part with the numbers of its first text and of the one after its last."""
+    first = 0
+    for texts in parts:
+        yield texts, first, first + len(texts)
+        first += len(texts)
+
+
+def _sets(parts: Sequence[Texts], wanted: Index, ngram: int) -> _Sets:
+    """The sets of the wanted texts, whose numbers rise."""
+    count = sum(map(len, parts))
+    start, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    chosen = [
+        (texts, first, wanted[slice(*np.searchsorted(wanted, (first, last)))] - first)
+        for texts, first, last in _numbered(parts)
+    ]
+    rooms = [(texts.offsets[own + 1] - texts.offsets[own]) // 2 + 2 for texts, _, own in chosen]
+    ends = np.cumsum(np.concatenate(rooms)) if len(wanted) else np.zeros(0, np.int64)
+    start[wanted] = np.concatenate([[0], ends[:-1]]) if len(wanted) else 0
+    grams = np.empty(int(ends[-1]) if len(wanted) else 0, np.uint64)
+    for texts, base, own in chosen:
+        stop = base + len(texts)
+        _fill_in_parts(texts, own, ngram, _Sets(grams, start[base:stop], size[base:stop]))
+    return _Sets(grams, start, size)
+
+
+def _fill_in_parts(texts: Texts, wanted: Index, n: int, sets: _Sets) -> None:
     in_parts(
-        lambda first, last: _fill(texts.data, texts.offsets, wanted[first:last], ngram, grams, start, size),
+        lambda first, last: _fill(texts.data, texts.offsets, wanted[first:last], n, sets.grams, sets.start, sets.size),
         len(wanted),
     )
-    return _Sets(grams, start, size)
 
 
 @kernel
@@ -124,16 +153,6 @@ def _fill(data: Bytes, offsets: Offsets, wanted: Index, n: int, grams: Hashes, s
                 place[unique] = place[at]
                 unique += 1
         size[text] = unique
-
-
-@kernel
-def _bands(signed: Signatures, some: Index, rows: int, keys: NDArray[np.uint64]) -> None:
-    for band in range(keys.shape[0]):
-        for at in range(len(some)):
-            key = np.uint64(band)
-            for row in range(band * rows, (band + 1) * rows):
-                key = mix64(key ^ np.uint64(signed[some[at], row]))
-            keys[band, at] = key
 
 
 @kernel

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.jit import in_parts, kernel
-from corpus.shingles import Bytes, Hashes, Offsets, Texts, room, shingle
+from corpus.shingles import FACTOR, Bytes, Hashes, Offsets, Texts, mix64, room, shingle
 
 Signatures = NDArray[np.uint32]
 Factors = NDArray[np.uint32]
@@ -30,6 +30,26 @@ def signatures(texts: Texts, ngram: int, count: int, seed: int) -> tuple[Signatu
     sizes = np.zeros(len(texts), np.int64)
     in_parts(lambda first, last: _sign(texts.data, texts.offsets, first, last, ngram, a, b, signed, sizes), len(texts))
     return signed, sizes
+
+
+def band_keys(texts: Texts, ngram: int, rows: int, seed: int, keys: Hashes, sizes: NDArray[np.int64]) -> None:
+    """Write a key of every band of every text, and how many n-grams each text has.
+
+    Two texts have one key where all `rows` values of the band are equal. The signatures themselves are never kept:
+    four times the memory, for nothing that is looked at again.
+
+    Args:
+        texts: some texts.
+        ngram: words in an n-gram.
+        rows: values of a signature in a band.
+        seed: of the permutations.
+        keys: where the keys go, of shape (bands, texts).
+        sizes: where the numbers of n-grams go, of shape (texts,).
+    """
+    a, b = permutations(len(keys) * rows, seed)
+    in_parts(
+        lambda first, last: _key(texts.data, texts.offsets, first, last, ngram, rows, a, b, keys, sizes), len(texts)
+    )
 
 
 @kernel
@@ -54,14 +74,41 @@ def _sign(
     data: Bytes, offsets: Offsets, first: int, last: int, n: int, a: Factors, b: Factors, out: Signatures,
     sizes: NDArray[np.int64],
 ) -> None:  # fmt: skip
+    grams, halves = _scratch(offsets, first, last)
+    for text in range(first, last):
+        sizes[text] = _halves(data, offsets, text, n, grams, halves)
+        sign(halves, sizes[text], a, b, out[text])
+
+
+@kernel
+def _key(
+    data: Bytes, offsets: Offsets, first: int, last: int, n: int, rows: int, a: Factors, b: Factors, keys: Hashes,
+    sizes: NDArray[np.int64],
+) -> None:  # fmt: skip
+    grams, halves = _scratch(offsets, first, last)
+    signed = np.empty(len(a), np.uint32)
+    for text in range(first, last):
+        sizes[text] = _halves(data, offsets, text, n, grams, halves)
+        sign(halves, sizes[text], a, b, signed)
+        for band in range(keys.shape[0]):
+            key = np.uint64(band)
+            for row in range(band * rows, (band + 1) * rows):
+                key = (key ^ np.uint64(signed[row])) * FACTOR
+            keys[band, text] = mix64(key)
+
+
+@kernel
+def _scratch(offsets: Offsets, first: int, last: int) -> tuple[Hashes, Factors]:
     longest = 0
     for text in range(first, last):
         longest = max(longest, room(offsets[text], offsets[text + 1]))
-    grams: Hashes = np.empty(longest, np.uint64)
-    halves = np.empty(longest, np.uint32)
-    for text in range(first, last):
-        count = shingle(data, offsets[text], offsets[text + 1], n, grams)
-        for at in range(count):
-            halves[at] = np.uint32(grams[at] >> np.uint64(32))
-        sign(halves, count, a, b, out[text])
-        sizes[text] = count
+    return np.empty(longest, np.uint64), np.empty(longest, np.uint32)
+
+
+@kernel
+def _halves(data: Bytes, offsets: Offsets, text: int, n: int, grams: Hashes, halves: Factors) -> int:
+    """The upper halves of a text's grams, which are what a signature is of; returns how many."""
+    count = shingle(data, offsets[text], offsets[text + 1], n, grams)
+    for at in range(count):
+        halves[at] = np.uint32(grams[at] >> np.uint64(32))
+    return count

@@ -16,6 +16,11 @@ from numpy.typing import NDArray
 
 from corpus.jit import kernel
 
+FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio: odd, and without a pattern in its bits."""
+SEPARATES = np.array([not chr(byte).isalnum() for byte in range(128)])
+"""Which ASCII bytes stand between words."""
+
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -34,11 +39,17 @@ class Texts:
     @classmethod
     def of(cls, texts: Sequence[str]) -> Texts:
         """Texts in one buffer."""
-        array = pa.array(texts, pa.large_string())
+        return cls.of_array(pa.array(texts, pa.large_string()))
+
+    @classmethod
+    def of_array(cls, array: pa.LargeStringArray) -> Texts:
+        """The texts of an Arrow array without nulls, where they are."""
         _, offsets, data = array.buffers()
         return cls(
             np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8),
-            np.frombuffer(offsets, np.int64)[: len(texts) + 1] if len(texts) else np.zeros(1, np.int64),
+            np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+            if len(array)
+            else np.zeros(1, np.int64),
         )
 
 
@@ -77,9 +88,9 @@ def is_word_alone(point: int) -> bool:
 
 @kernel
 def words(data: Bytes, start: int, stop: int, out: Hashes) -> int:
-    """Hash the words of data[start:stop] into `out`; returns how many. FNV-1a over bytes, ASCII in lower case."""
+    """Hash the words of data[start:stop] into `out`; returns how many. ASCII letters count as lower case."""
     count = 0
-    word = np.uint64(0xCBF29CE484222325)
+    word, chunk, shift = FACTOR, np.uint64(0), np.uint64(0)
     inside = False
     at = start
     while at < stop:
@@ -88,9 +99,8 @@ def words(data: Bytes, start: int, stop: int, out: Hashes) -> int:
         alone = False
         separates = True
         if byte < 0x80:
-            separates = not (48 <= byte <= 57 or 65 <= byte <= 90 or 97 <= byte <= 122)
-            if 65 <= byte <= 90:
-                byte = np.uint8(byte + 32)
+            separates = SEPARATES[byte]
+            byte |= np.uint8(0x20)  # lower case; a digit has the bit already
         else:
             width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             point = np.int64(byte) & (0x1F if width == 2 else 0x0F if width == 3 else 0x07)
@@ -99,39 +109,55 @@ def words(data: Bytes, start: int, stop: int, out: Hashes) -> int:
             alone = is_word_alone(int(point))
             separates = is_separator(int(point))
         if inside and (separates or alone):
-            out[count] = mix64(word)
+            out[count] = mix64(word ^ chunk)
             count += 1
             inside = False
-            word = np.uint64(0xCBF29CE484222325)
         if not separates:
-            word = (word ^ np.uint64(byte)) * np.uint64(0x100000001B3)
+            if not inside:
+                word, chunk, shift = FACTOR, np.uint64(0), np.uint64(0)
+                inside = True
+            chunk |= np.uint64(byte) << shift
+            shift += np.uint64(8)
             for more in range(1, min(width, stop - at)):
-                word = (word ^ np.uint64(data[at + more])) * np.uint64(0x100000001B3)
-            inside = True
+                if shift == np.uint64(64):
+                    word, chunk, shift = mix64(word ^ chunk), np.uint64(0), np.uint64(0)
+                chunk |= np.uint64(data[at + more]) << shift
+                shift += np.uint64(8)
+            if shift == np.uint64(64):
+                word, chunk, shift = mix64(word ^ chunk), np.uint64(0), np.uint64(0)
         if alone:
-            out[count] = mix64(word)
+            out[count] = mix64(word ^ chunk)
             count += 1
             inside = False
-            word = np.uint64(0xCBF29CE484222325)
         at += width
     if inside:
-        out[count] = mix64(word)
+        out[count] = mix64(word ^ chunk)
         count += 1
     return count
 
 
 @kernel
 def shingle(data: Bytes, start: int, stop: int, n: int, out: Hashes) -> int:
-    """Hash the word n-grams of data[start:stop] into `out` (in place of its words); returns how many."""
+    """Hash the word n-grams of data[start:stop] into `out` (in place of its words); returns how many.
+
+    A gram is a polynomial of its words, which rolls on: the word that leaves is taken out, the one that comes added.
+    """
     count = words(data, start, stop, out)
     if count == 0:
         return 0
     span = min(n, count)
+    top = np.uint64(1)
+    for _ in range(span - 1):
+        top *= FACTOR
+    salt = np.uint64(span) * top * FACTOR
+    rolled = np.uint64(0)
+    for word in range(span):
+        rolled = rolled * FACTOR + out[word]
     for first in range(count - span + 1):
-        gram = np.uint64(span)
-        for word in range(first, first + span):
-            gram = gram * np.uint64(0x9E3779B97F4A7C15) + out[word]
-        out[first] = mix64(gram)
+        leaves = out[first]
+        out[first] = mix64(rolled + salt)
+        if first + span < count:
+            rolled = (rolled - leaves * top) * FACTOR + out[first + span]
     return count - span + 1
 
 

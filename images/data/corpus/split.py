@@ -69,7 +69,7 @@ def contaminated(asked: list[str], sources: list[str], rank: np.ndarray, setting
     removals = [Removal(row, guard[key], "exact", 1.0) for row, key in enumerate(keys) if rank[guard[key]] > rank[row]]
     out = {removal.row for removal in removals}
     left = np.array([row for row in range(len(asked)) if row not in out], np.int64)
-    own = Texts.of(text.distinctive([asked[row] for row in left], [sources[row] for row in left]))
+    own = [Texts.of(text.distinctive([asked[row] for row in left], [sources[row] for row in left]))]
     found = lsh.matches(own, rank[left], settings)
     gone = np.flatnonzero(found >= 0)
     near = lsh.similarity(own, gone, found[gone], settings.ngram)

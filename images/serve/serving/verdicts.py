@@ -85,6 +85,10 @@ class Measured:
     shadow: Shadow = Shadow()
 
 
+FIRST_LOOK_SECONDS = 15.0
+"""A step that is younger than this may not have been measured yet; nothing is wrong with that."""
+
+
 def judge(policy: Policy, weight: int, measured: Measured | None, server: str | None, seconds: float) -> Judgement:
     """The verdict on a step.
 
@@ -99,7 +103,8 @@ def judge(policy: Policy, weight: int, measured: Measured | None, server: str | 
             return Judgement(Verdict.WAIT, f"the candidate's server: {server}")
         return Judgement(Verdict.PASS, "no shadow pairs are asked for")
     if measured is None:
-        return Judgement(Verdict.WAIT, "nothing can be measured: the database does not answer")
+        away = "nothing can be measured: the database does not answer"
+        return Judgement(Verdict.WAIT, away if seconds > FIRST_LOOK_SECONDS else "not measured yet")
     found = _shadow(policy, measured.shadow) if weight == 0 else _canary(policy, weight, measured)
     if found.verdict is not Verdict.PASS:
         return found
