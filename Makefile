@@ -9,8 +9,6 @@ PIPELINE ?= review_sentiment
 SEED ?= 1
 COUNT ?= 200
 SOAK ?= .refit/soak
-# What `make test` runs of the scenarios; `make scenarios` runs all.
-SCENARIOS ?= tests/scenarios/test_a_new_line.py tests/scenarios/test_drills.py
 PACKAGES := images/base/refit images/data/corpus images/evaluate/evaluator images/serve/serving images/standalone/standalone operators
 UNIT := "not integration and not scenarios and not kubernetes and not benchmark"
 BOOTSTRAP := PYTHONPATH=images/standalone $(PYTHON) -m
@@ -51,7 +49,7 @@ test-fast: setup ## unit tests only
 test: setup check ## every check and the tests (ARGS= goes to pytest)
 	$(COMPUTE)/python -m pytest -m "not benchmark" tests/train $(ARGS)
 	$(BIN)/pytest -m "not benchmark and not scenarios" $(ARGS)
-	$(BIN)/pytest $(SCENARIOS) $(ARGS)
+	$(BIN)/pytest tests/scenarios $(ARGS)
 
 scenarios: setup ## every scenario: kill and corrupt things while a line runs
 	$(BIN)/pytest tests/scenarios $(ARGS)

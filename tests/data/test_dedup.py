@@ -68,10 +68,16 @@ def removed(texts: list[str], **chosen: float) -> list[tuple[int, int, str]]:
     return sorted((removal.row, removal.kept, removal.how) for removal in found)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=80), st.integers(1, 6))
-def test_shingles_equal_their_plain_twin(given: str, n: int) -> None:
-    texts = Texts.of(["before", given])
+ASCII = st.text(st.characters(max_codepoint=127), max_size=300) | st.text(
+    st.sampled_from("aZ09 .@[`{\x7f\n"), max_size=300
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=80) | ASCII, st.integers(1, 6), st.sampled_from(["", "and something after it"]))
+def test_shingles_equal_their_plain_twin(given: str, n: int, after: str) -> None:
+    """ASCII is read eight bytes at a time unless it is the last text; everything else a character at a time."""
+    texts = Texts.of(["before", given, after])
     out = np.zeros(shingles.room(texts.offsets[1], texts.offsets[2]), np.uint64)
     count = shingles.shingle(texts.data, texts.offsets[1], texts.offsets[2], n, out)
     assert out[:count].tolist() == grams(given, n)

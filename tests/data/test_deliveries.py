@@ -200,3 +200,13 @@ def test_a_line_of_rehearsals_alone_is_refused(small: Line) -> None:
     code, answer = small.prepare()
     assert (code, answer["error"]) == (10, "BadSpec")
     assert "give a source of the task a positive weight" in answer["message"]
+
+
+def test_a_secret_is_in_no_quarantine(small: Line) -> None:
+    key = "AKIA" + "Q7" * 8
+    small.data["rules"] = ["length", "secrets"]
+    row = {"instruction": f"my key is {key} and it does not work", "output": json.dumps({"mood": "bad"})}
+    small.deliver("mail", [row], "more.jsonl")
+    (found,) = small.rows(small.dataset(), "quarantine.parquet")
+    assert found["reason"] == "secrets: it holds an AWS access key"
+    assert key not in str(found)

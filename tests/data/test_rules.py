@@ -6,12 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from corpus import rules
 from corpus.rules import Drop
 from corpus.rules.control_characters import control_characters
+from corpus.rules.html import html_markup
 from corpus.rules.length import length
+from corpus.rules.personal_data import personal_data
+from corpus.rules.repeated_lines import repeated_lines
 from corpus.rules.repeats import repeated_share, repeats
+from corpus.rules.secrets import secrets
+from corpus.rules.unicode_form import mend, unicode_form
 from corpus.rules.url_ratio import url_ratio
 from refit.errors import BadSpec
 from refit.spec import Rule
@@ -93,3 +100,103 @@ def test_a_rule_must_be_a_function_of_a_text_and_keywords() -> None:
 
     with pytest.raises(TypeError, match="expected"):
         rules.rule(two)
+
+
+def test_html_is_taken_out_of_pages_and_left_in_code() -> None:
+    page = "<p>One &amp; two<br>three</p><script>if (a < b) {}</script><!-- no --><div class='x'>four</div>"
+    assert html_markup(page) == "One & two\nthree\nfour"
+    for kept in (
+        "a < b and c > d",
+        "<think>so</think> List<int>",
+        "use `<p>` and `<div>` and `<b>`",
+        "one <b>word</b>",
+    ):
+        assert html_markup(kept) is None
+    assert html_markup(f"{page}\n```\n<p>code</p>\n```") == "One & two\nthree\nfour\n\n```\n<p>code</p>\n```"
+
+
+def test_unicode_is_composed_and_emoji_stay_whole() -> None:
+    assert unicode_form("e\u0301te\u0301") == "\u00e9t\u00e9"
+    for kept in ("\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764\ufe0f", "ＡＢＣ", "naïve café", "ﬁ"):
+        assert unicode_form(kept) is None
+    assert isinstance(unicode_form("caf\ufffd"), Drop)
+
+
+@pytest.mark.parametrize("right", ["naïve café", "It’s “fine” – really", "退款 für €5", "señor ñandú", "Größe 🙂"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_mojibake_is_mended(right: str, times: int) -> None:
+    """python-ftfy: UTF-8 that was read as cp1252, once or twice."""
+    wrong = right
+    for _ in range(times):
+        wrong = "".join(bytes([b]).decode("cp1252", "ignore") or chr(b) for b in wrong.encode())
+    assert wrong != right
+    assert unicode_form(wrong) == right
+
+
+@given(st.text(max_size=60))
+def test_right_text_is_never_mended_into_another(given: str) -> None:
+    """Only text that is wholly the cp1252 reading of UTF-8 changes, and then into that."""
+    mended = mend(given)
+    if mended != given:
+        assert given.isascii() is False
+        assert len(mended) < len(given)
+
+
+PERSONAL = [
+    ("write to jo.doe+shop@mail.example.com now", "write to <EMAIL> now"),
+    ("card 4111 1111 1111 1111, mail a@b.de", "card <CARD>, mail <EMAIL>"),
+    ("身份证11010519491231002X。", "身份证<CN_ID>。"),
+    ("from 8.8.8.8 to 192.168.0.1", "from <IP> to 192.168.0.1"),
+    ("call +49 30 901820 or (415) 555-2671 or 13800138000", "call <PHONE> or <PHONE> or <PHONE>"),
+]
+NOT_PERSONAL = [
+    "order 4111111111111112", "version 1.2.3.4567", "the year 2024-2025", "3.14159265358979", "@user hello",
+    "355909190063-746", "4.2935472605893", "$<<6000-600-150-1200-2000=2050>>", "11010519491231002Y",
+    "0000 0000 0000 0000", "sum 1234567890123456", "a@b", "300.300.300.300",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "masked"), PERSONAL)
+def test_personal_data_is_masked_by_kind(given: str, masked: str) -> None:
+    assert personal_data(given) == masked
+    assert personal_data(masked) is None
+
+
+@pytest.mark.parametrize("given", NOT_PERSONAL)
+def test_what_only_looks_like_personal_data_stays(given: str) -> None:
+    assert personal_data(given) is None
+
+
+def test_kinds_of_personal_data_can_be_chosen() -> None:
+    assert personal_data("a@b.de +49 30 901820", kinds="email") == "<EMAIL> +49 30 901820"
+    with pytest.raises(BadSpec, match="no 'mail'"):
+        personal_data("text", kinds="email,mail")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "-----BEGIN RSA PRIVATE KEY-----", "AKIA" + "Q" * 16, "ghp_" + "a1" * 18, "sk-proj-" + "x" * 40,
+        "postgres://refit:hunter22@db.example.com/x", "AIza" + "b" * 35, "xoxb-1234567890-abc",
+    ],
+)  # fmt: skip
+def test_a_secret_goes_and_is_shown_nowhere(secret: str) -> None:
+    verdict = secrets(f"my key is {secret} please help")
+    assert isinstance(verdict, Drop)
+    assert verdict.withheld
+    assert secret not in verdict.why
+
+
+@pytest.mark.parametrize("text", ["risk-free", "task-" + "a" * 40, "https://example.com/a:b@c", "AKIA", "a key"])
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert secrets(text) is None
+
+
+def test_lines_that_come_again_are_counted() -> None:
+    footer = "Subscribe to our newsletter now\nAll rights are reserved by us\n"
+    assert isinstance(repeated_lines(footer * 3), Drop)
+    assert isinstance(repeated_lines("今天天气很好我们去公园\n" * 6), Drop)
+    assert repeated_lines("if (x) {\n  y();\n}\n" * 5) is None, "code repeats its braces"
+    assert repeated_lines("| ---- | ---- |\n" * 6) is None
+    assert repeated_lines("a\n\n\n\n\n\na") is None
+    assert repeated_lines("\n".join(f"line {n}" for n in range(20))) is None

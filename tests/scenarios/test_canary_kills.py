@@ -46,7 +46,7 @@ def answered(canary: Canary, more: int) -> None:
 
 def test_the_challengers_server_is_killed(house: House, canary: Canary) -> None:
     """First, while the step is young: a new server takes as long to load as the step lasts."""
-    name = f"vllm-{house.line()['challenger']['id']}"
+    name = f"server-{house.line()['challenger']['id']}"
     old = house.pid(name)
     os.kill(old, signal.SIGKILL)
     answered(canary, 20)

@@ -284,7 +284,7 @@ def test_the_command_line_says_everything_that_shapes_an_answer(tmp_path: Path) 
     assert "--dtype float32 --max-model-len 256 --max-num-seqs 16 --generation-config vllm" in line
     assert "--middleware serving.middleware.Answers" in line
     assert "trust-remote-code" not in line
-    env = vllm.environment(release, tmp_path, {"REFIT_SERVER_THREADS": "2"})
+    env = vllm.environment(release, tmp_path, tmp_path / "sockets", {"REFIT_SERVER_THREADS": "2"})
     assert (env["REFIT_RELEASE"], env["OMP_NUM_THREADS"], env["HF_HUB_OFFLINE"]) == (release.id, "2", "1")
     assert env["REFIT_TOKEN_FILE"] == env["PGPASSFILE"] == ""
 

@@ -17,6 +17,8 @@ from corpus.rules import Drop, Step
 from corpus.settings import CleanSettings
 from corpus.task import QUARANTINE, RECORDS, Facts, Task
 
+WITHHELD = "(withheld: what it says is a secret)"
+
 
 def run(task: Task) -> Facts:
     """Apply the rules; a record goes as a whole when one of its turns goes."""
@@ -32,7 +34,9 @@ def run(task: Task) -> Facts:
         messages = record.load(text)
         dropped = _apply(steps, messages, counts)
         if dropped:
-            quarantine.add(source, file, line, dropped, " / ".join(m["content"] for m in messages))
+            said = " / ".join(message["content"] for message in messages)
+            name, drop = dropped
+            quarantine.add(source, file, line, f"{name}: {drop.why}", WITHHELD if drop.withheld else said)
         else:
             kept.append(row)
             texts.append(record.dump(messages))
@@ -51,8 +55,8 @@ def run(task: Task) -> Facts:
     }
 
 
-def _apply(steps: list[Step], messages: list[Message], counts: dict[str, Counter[str]]) -> str | None:
-    """Change the messages in place; the reason where the record has to go. A record counts once for each rule."""
+def _apply(steps: list[Step], messages: list[Message], counts: dict[str, Counter[str]]) -> tuple[str, Drop] | None:
+    """Change the messages in place; the rule and its word where the record has to go. A record counts once a rule."""
     for step in steps:
         changed = False
         for message in messages:
@@ -61,7 +65,7 @@ def _apply(steps: list[Step], messages: list[Message], counts: dict[str, Counter
             verdict = step.apply(message["content"])
             if isinstance(verdict, Drop):
                 counts[step.name]["dropped"] += 1
-                return f"{step.name}: {verdict.why}"
+                return step.name, verdict
             if verdict is not None:
                 message["content"] = verdict
                 changed = True

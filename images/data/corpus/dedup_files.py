@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from corpus import lsh, readers
 from corpus.lsh import Index
@@ -49,8 +50,9 @@ def dedup_files(inputs: Sequence[Path], output: Path, settings: Dedup) -> dict[s
     keeper = _keepers(found.root, ids)
     stays = keeper == np.arange(len(keeper))
     output.mkdir(parents=True, exist_ok=True)
-    _write(output / CLUSTERS, pa.table({"id": ids, "cluster": ids.take(pa.array(keeper))}))
-    _write(output / KEPT, table.filter(pa.array(stays)))
+    clusters = pa.table({"id": ids, "cluster": ids.take(pa.array(keeper))})
+    _write(output / CLUSTERS, clusters.schema, clusters.to_batches())
+    _write(output / KEPT, table.schema, _staying(table, stays))
     quarantine.save(output / QUARANTINE)
     seconds = time.perf_counter() - started
     return {
@@ -140,7 +142,19 @@ def _keepers(root: Index, ids: pa.ChunkedArray) -> Index:
     return keeper
 
 
-def _write(path: Path, table: pa.Table) -> None:
+def _staying(table: pa.Table, stays: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+    """The rows that stay, a batch at a time: a copy of all of them would double the memory."""
+    first = 0
+    for batch in table.to_batches():
+        yield batch.filter(pa.array(stays[first : first + batch.num_rows]))
+        first += batch.num_rows
+
+
+def _write(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """A parquet file that is there whole or not at all."""
-    with files.replacing(path) as draft:
-        pq.write_table(table, draft, compression="lz4", use_dictionary=False, write_statistics=False)
+    with (
+        files.replacing(path) as draft,
+        pq.ParquetWriter(draft, schema, compression="lz4", use_dictionary=False, write_statistics=False) as writer,
+    ):
+        for batch in batches:
+            writer.write_batch(batch)

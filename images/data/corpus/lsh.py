@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from corpus.jit import in_parts, kernel
 from corpus.minhash import band_keys
-from corpus.shingles import Bytes, Hashes, Offsets, Texts, room, shingle
+from corpus.shingles import Bytes, Hashes, Offsets, Texts, shingle
 from refit.spec import Dedup
 
 Index = NDArray[np.int64]
@@ -69,7 +69,9 @@ def matches(parts: Sequence[Texts], rank: NDArray[np.int64], settings: Dedup) ->
 
 def similarity(parts: Sequence[Texts], left: Index, right: Index, ngram: int) -> NDArray[np.float64]:
     """The exact similarity of pairs of texts."""
-    sets = _sets(parts, np.union1d(left, right), ngram)
+    wanted = np.union1d(left, right)
+    bytes_of = np.concatenate([np.diff(texts.offsets) for texts in parts])
+    sets = _sets(parts, wanted, bytes_of[wanted] // 2 + 2, ngram)
     out = np.zeros(len(left), np.float64)
     for at, (i, j) in enumerate(zip(left, right, strict=True)):
         out[at] = _jaccard(sets.grams, sets.start[i], sets.size[i], sets.start[j], sets.size[j])
@@ -90,7 +92,8 @@ class _Index:
         shared = np.zeros(count, bool)
         for order, _ in self.buckets:
             shared[order] = True
-        self.sets = _sets(parts, np.flatnonzero(shared), settings.ngram)
+        wanted = np.flatnonzero(shared)
+        self.sets = _sets(parts, wanted, sizes[wanted] + settings.ngram, settings.ngram)
 
 
 def _bucket(keys: Hashes, texts: Index) -> tuple[Index, Index]:
@@ -116,18 +119,16 @@ def _numbered(parts: Sequence[Texts]) -> Iterator[tuple[Texts, int, int]]:
         first += len(texts)
 
 
-def _sets(parts: Sequence[Texts], wanted: Index, ngram: int) -> _Sets:
-    """The sets of the wanted texts, whose numbers rise."""
+def _sets(parts: Sequence[Texts], wanted: Index, rooms: Index, ngram: int) -> _Sets:
+    """The sets of the wanted texts, whose numbers rise; `rooms` bounds the words of each."""
     count = sum(map(len, parts))
     start, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
     chosen = [
         (texts, first, wanted[slice(*np.searchsorted(wanted, (first, last)))] - first)
         for texts, first, last in _numbered(parts)
     ]
-    rooms = [(texts.offsets[own + 1] - texts.offsets[own]) // 2 + 2 for texts, _, own in chosen]
-    ends = np.cumsum(np.concatenate(rooms)) if len(wanted) else np.zeros(0, np.int64)
-    start[wanted] = np.concatenate([[0], ends[:-1]]) if len(wanted) else 0
-    grams = np.empty(int(ends[-1]) if len(wanted) else 0, np.uint64)
+    start[wanted] = np.cumsum(rooms) - rooms
+    grams = np.empty(int(rooms.sum()), np.uint64)
     for texts, base, own in chosen:
         stop = base + len(texts)
         _fill_in_parts(texts, own, ngram, _Sets(grams, start[base:stop], size[base:stop]))
@@ -144,7 +145,7 @@ def _fill_in_parts(texts: Texts, wanted: Index, n: int, sets: _Sets) -> None:
 @kernel
 def _fill(data: Bytes, offsets: Offsets, wanted: Index, n: int, grams: Hashes, start: Index, size: Index) -> None:
     for text in wanted:
-        place = grams[start[text] : start[text] + room(offsets[text], offsets[text + 1])]
+        place = grams[start[text] :]
         count = shingle(data, offsets[text], offsets[text + 1], n, place)
         place[:count] = np.sort(place[:count])
         unique = 0

@@ -54,19 +54,32 @@ def band_keys(texts: Texts, ngram: int, rows: int, seed: int, keys: Hashes, size
 
 @kernel
 def sign(hashes: NDArray[np.uint32], count: int, a: Factors, b: Factors, out: Factors) -> None:
-    """The signature of a set of 32-bit hashes: for each permutation the smallest value."""
+    """The signature of a set of 32-bit hashes: for each permutation the smallest value.
+
+    Four hashes a pass: most of a pass is reading and writing `out`.
+    """
     out[:] = np.uint32(0xFFFFFFFF)
-    for at in range(count):
-        # Numba widens a product of 32-bit numbers to 64: every step is cut back, as it is in the original.
-        value = np.uint32(hashes[at] ^ (hashes[at] >> np.uint32(16)))
-        value = np.uint32(value * np.uint32(0x85EBCA6B))
-        value = np.uint32(value ^ (value >> np.uint32(13)))
-        value = np.uint32(value * np.uint32(0xC2B2AE35))
-        value = np.uint32(value ^ (value >> np.uint32(16)))
+    for at in range(0, count - 3, 4):
+        v, w, x, y = fmix32(hashes[at]), fmix32(hashes[at + 1]), fmix32(hashes[at + 2]), fmix32(hashes[at + 3])
         for k in range(len(a)):
-            permuted = np.uint32(a[k] * value + b[k])
-            if permuted < out[k]:
-                out[k] = permuted
+            # Numba widens a product of 32-bit numbers to 64: every step is cut back, as it is in the original.
+            left = min(np.uint32(a[k] * v + b[k]), np.uint32(a[k] * w + b[k]))
+            right = min(np.uint32(a[k] * x + b[k]), np.uint32(a[k] * y + b[k]))
+            out[k] = min(out[k], min(left, right))
+    for at in range(count - count % 4, count):
+        v = fmix32(hashes[at])
+        for k in range(len(a)):
+            out[k] = min(out[k], np.uint32(a[k] * v + b[k]))
+
+
+@kernel
+def fmix32(value: np.uint32) -> np.uint32:
+    """MurmurHash3's 32-bit finalizer."""
+    value = np.uint32(value ^ (value >> np.uint32(16)))
+    value = np.uint32(value * np.uint32(0x85EBCA6B))
+    value = np.uint32(value ^ (value >> np.uint32(13)))
+    value = np.uint32(value * np.uint32(0xC2B2AE35))
+    return np.uint32(value ^ (value >> np.uint32(16)))
 
 
 @kernel

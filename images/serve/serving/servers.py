@@ -6,6 +6,7 @@ server is started and removed after it has ended, so that nothing runs that no r
 
 from __future__ import annotations
 
+import shutil
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -96,15 +97,23 @@ class SupervisorHost(ServerHost):
     def start(self, record: Record) -> None:
         model = servable(record.release)
         self._settings.spool.mkdir(parents=True, exist_ok=True)
+        sockets = self._sockets(record.release.id)
+        sockets.mkdir(exist_ok=True)
         self._supervisor.add(
             _name(record.release.id),
             vllm.command(self._settings.compute_python, record.release, model, record.port),
-            vllm.environment(record.release, self._settings.spool),
+            vllm.environment(record.release, self._settings.spool, sockets),
             stop_seconds=vllm.SHUTDOWN_SECONDS + 10,
         )
 
     def stop(self, release: str) -> None:
         self._supervisor.remove(_name(release))
+        shutil.rmtree(self._sockets(release), ignore_errors=True)
+
+    def _sockets(self, release: str) -> Path:
+        """In supervisor's folder: its path is short, as a socket's must be, and it goes when the stack does."""
+        assert self._settings.supervisor_socket is not None
+        return self._settings.supervisor_socket.parent / release
 
     def restart(self, release: str) -> None:
         self._supervisor.restart(_name(release))

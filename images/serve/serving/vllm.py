@@ -41,7 +41,7 @@ def command(python: str, release: Release, model: Path, port: int) -> list[str]:
     ]  # fmt: skip
 
 
-def environment(release: Release, spool: Path, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment(release: Release, spool: Path, sockets: Path, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What is added to the stack's environment; `given` may set the number of threads."""
     threads = given.get("REFIT_SERVER_THREADS") or str(len(os.sched_getaffinity(0)))
     return {
@@ -51,6 +51,8 @@ def environment(release: Release, spool: Path, given: Mapping[str, str] = os.env
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        # Its processes leave sockets behind when they are killed: in a folder that goes with the server.
+        "VLLM_RPC_BASE_PATH": str(sockets),
         "VLLM_CPU_KVCACHE_SPACE": str(release.profile.kv_cache_gib),
         # Champion and challenger share the cores: no thread is tied to one, and none spins while it waits.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

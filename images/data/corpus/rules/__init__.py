@@ -28,9 +28,10 @@ from refit.spec import Rule
 
 @dataclass(frozen=True)
 class Drop:
-    """The record goes, and this is why."""
+    """The record goes, and this is why. `withheld`: what it says must not be shown anywhere, not even in quarantine."""
 
     why: str
+    withheld: bool = False
 
 
 Verdict = Drop | str | None
