@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 
 from corpus import readers
 from corpus.readers import Fault
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, "zstd", asbytes=True))
 
 
 def read(tmp_path: Path, name: str, content: bytes | str) -> list[tuple[int, Any]]:
@@ -62,10 +67,10 @@ def test_utf_16_with_its_mark_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_in_another_encoding_is_a_fault_and_the_next_is_read(tmp_path: Path) -> None:
-    rows = read(tmp_path, "x.jsonl", '{"a": "é"}\n'.encode("latin-1") + b'{"a": 1}\n')
+def test_a_line_in_another_encoding_than_the_others_is_a_fault(tmp_path: Path) -> None:
+    rows = read(tmp_path, "x.jsonl", '{"a": "ééééé"}\n'.encode() + '{"a": "é"}\n'.encode("latin-1") + b'{"a": 1}\n')
     assert faults(rows)[0][1].startswith("not UTF-8")
-    assert good(rows) == [(2, {"a": 1})]
+    assert good(rows) == [(1, {"a": "ééééé"}), (3, {"a": 1})]
 
 
 def test_a_line_without_end_is_read_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +114,8 @@ def test_csv_rows_are_where_they_begin_and_short_ones_are_faults(tmp_path: Path)
 
 
 def test_csv_line_that_is_not_utf_8_is_a_fault(tmp_path: Path) -> None:
-    rows = read(tmp_path, "x.csv", b"a,b\n\xff,1\n2,3\n")
-    assert good(rows) == [(3, {"a": "2", "b": "3"})]
+    rows = read(tmp_path, "x.csv", b"a,b\n\xff,1\n" + "2,ééééé\n".encode())
+    assert good(rows) == [(3, {"a": "2", "b": "ééééé"})]
     assert faults(rows)[0][0] == 2
 
 
@@ -136,3 +141,55 @@ def test_plain_text_is_a_document_a_line(tmp_path: Path) -> None:
 
 def test_nesting_without_end_is_a_fault(tmp_path: Path) -> None:
     assert len(faults(read(tmp_path, "x.jsonl", "[" * 100 + '{"a":' * 100_000 + "\n"))) == 1
+
+
+LANGUAGES = {
+    "gb18030": "退款什么时候到账？我已经等了三个星期了，客服一直没有回复。",
+    "big5": "退款什麼時候到帳？我已經等了三個星期了，客服一直沒有回覆。",
+    "shift_jis": "返金はいつ届きますか？三週間待っていますが、返事がありません。",
+    "euc_kr": "환불은 언제 되나요? 3주 동안 기다렸는데 고객센터에서 답변이 없습니다.",
+    "cp1251": "Где мой заказ? Я жду уже три недели, и никто не отвечает на мои письма.",
+    "cp1252": "Où est ma commande ? Je n’ai rien reçu depuis trois semaines, c’est très décevant.",
+    "utf-16-le": "退款什么时候到账？ Où est ma commande ?",
+    "utf-16": "退款什么时候到账？ Où est ma commande ?",
+    "utf-32": "退款什么时候到账？",
+}
+
+
+@pytest.mark.parametrize("encoding", LANGUAGES)
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv"])
+def test_an_encoding_is_found_at_the_door(tmp_path: Path, encoding: str, name: str) -> None:
+    said = LANGUAGES[encoding]
+    rows = [{"text": said, "n": str(n)} for n in range(3)]
+    texts = {
+        "x.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows),
+        "x.json": json.dumps(rows, ensure_ascii=False),
+        "x.csv": "text,n\n" + "".join(f'"{row["text"]}",{row["n"]}\n' for row in rows),
+    }
+    found = read(tmp_path, name, texts[name].encode(encoding))
+    assert [row for _, row in found] == rows
+
+
+def test_one_wrong_byte_makes_no_other_encoding(tmp_path: Path) -> None:
+    line = json.dumps({"text": LANGUAGES["gb18030"]}, ensure_ascii=False).encode() + b"\n"
+    rows = read(tmp_path, "x.jsonl", line * 5 + b'{"text": "caf\xe9"}\n' + line)
+    assert [number for number, _ in good(rows)] == [1, 2, 3, 4, 5, 7]
+    assert faults(rows) == [(6, "not UTF-8: invalid continuation byte at byte 13")]
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".bz2", bz2.compress), (".zst", zstd), (".gz", gzip.compress)])
+def test_packed_files_in_several_members_are_read_and_cut_ones_told(tmp_path: Path, ending: str, pack: Any) -> None:
+    lines = [json.dumps({"n": n, "text": f"{n} {n * n} " * 30}).encode() + b"\n" for n in range(2000)]
+    whole = pack(b"".join(lines[:1200])) + pack(b"".join(lines[1200:]))
+    assert [row["n"] for _, row in read(tmp_path, f"x.jsonl{ending}", whole)] == list(range(2000))
+    rows = read(tmp_path, f"x.jsonl{ending}", whole[:-20])
+    assert "breaks off" in faults(rows)[-1][1]
+    assert len(good(rows)) >= 1000 or ending != ".gz"
+
+
+def test_arrow_files_are_read(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a", "b"], "kind": pa.array(["x", "y"]).dictionary_encode()})
+    path = tmp_path / "x.arrow"
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    assert list(readers.read(path, "x.arrow")) == [(1, {"text": "a", "kind": "x"}), (2, {"text": "b", "kind": "y"})]

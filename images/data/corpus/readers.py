@@ -1,4 +1,4 @@
-"""Files to rows: jsonl, a JSON array, csv, tsv, parquet, plain text, each also gzipped.
+"""Files to rows: jsonl, a JSON array, csv, tsv, plain text, each also as gzip, bzip2 or zstd; parquet and arrow.
 
 A reader yields (line, row); a row is what the file holds (a mapping, or a string of a plain text), or a `Fault` where
 the place holds nothing that can be read. A fault never ends the reading where something readable may follow.
@@ -6,22 +6,28 @@ the place holds nothing that can be read. A fault never ends the reading where s
 
 from __future__ import annotations
 
-import codecs
+import bz2
 import csv
 import gzip
+import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet as pq
+
+from corpus.encodings import SAMPLE_BYTES, detect, is_by_line
 
 # A longer line is no record of a person's making; reading on is bounded by it.
 MAX_LINE = 16 << 20
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
+PACKED = (".gz", ".bz2", ".zst")
+MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 @dataclass(frozen=True)
@@ -37,47 +43,72 @@ Rows = Iterator[tuple[int, Any]]
 
 def is_data(name: str) -> bool:
     """Whether a file of a folder is read: known by the end of its name."""
-    return name.removesuffix(".gz").endswith(SUFFIXES)
+    return unpacked(name).endswith(SUFFIXES)
+
+
+def unpacked(name: str) -> str:
+    """A file's name without the ending of its packing."""
+    return next((name.removesuffix(end) for end in PACKED if name.endswith(end)), name)
 
 
 def read(path: Path, name: str) -> Rows:
-    """The rows of a file; `name` tells its kind, and where it does not, its first bytes do."""
+    """The rows of a file; `name` tells its kind, its first bytes its packing and its encoding."""
     with path.open("rb") as handle:
-        head = handle.read(4)
-        handle.seek(0)
-        if head == b"PAR1":
-            yield from _parquet(path)
-            return
-        packed = head[:2] == b"\x1f\x8b"
-        stream = cast(IO[bytes], gzip.GzipFile(fileobj=handle) if packed else handle)
-        line = 0
-        try:
-            for line, row in _text(stream, name.removesuffix(".gz")):
+        head = handle.read(6)
+    if head.startswith(b"PAR1"):
+        yield from _columns(lambda: pq.ParquetFile(path).iter_batches(), "parquet")
+        return
+    if head == b"ARROW1":
+        yield from _columns(lambda: _arrow_batches(path), "arrow")
+        return
+    packing = next((packing for magic, packing in MAGIC.items() if head.startswith(magic)), "")
+    line = 0
+    try:
+        with _opened(path, packing) as stream:
+            start = _start(stream)
+        with _opened(path, packing) as stream:
+            for line, row in _text(stream, start, unpacked(name)):
                 yield line, row
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            yield line + 1, Fault(f"the gzip file breaks off: {error}")
+    except (EOFError, OSError, zlib.error) as error:
+        if not packing:
+            raise
+        yield line + 1, Fault(f"the {packing} file breaks off: {error}")
 
 
-def _text(stream: IO[bytes], name: str) -> Rows:
-    start = stream.peek(64)[:64] if hasattr(stream, "peek") else b""
-    encoding = _encoding(start)
-    if encoding == "utf-8" and b"\x00" in start:
+def _opened(path: Path, packing: str) -> IO[bytes]:
+    if packing == "gzip":
+        return cast(IO[bytes], gzip.open(path))
+    if packing == "bzip2":
+        return bz2.open(path)
+    if packing == "zstd":
+        return cast(IO[bytes], io.BufferedReader(cast(Any, pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"))))
+    return path.open("rb")
+
+
+def _start(stream: Any) -> bytes:
+    """The first bytes of a stream; of one that breaks off before, those that there are."""
+    start = b""
+    try:
+        while len(start) < SAMPLE_BYTES and (more := stream.read1(SAMPLE_BYTES)):
+            start += more
+    except (EOFError, OSError, zlib.error):
+        pass  # who reads on meets it again, and says where
+    return start
+
+
+def _text(stream: IO[bytes], start: bytes, name: str) -> Rows:
+    encoding = detect(start)
+    if encoding == "utf-8" and b"\x00" in start[:64]:
         yield 1, Fault("binary: neither text nor parquet", repr(start[:32]))
         return
     if name.endswith((".csv", ".tsv")):
         yield from _csv(_decoded(stream, encoding), "\t" if name.endswith(".tsv") else ",")
     elif name.endswith(".txt"):
         yield from ((line, row) for line, row in _decoded(stream, encoding) if isinstance(row, Fault) or row.strip())
-    elif _looks_like_array(start, encoding):
+    elif _looks_like_array(start[:64], encoding):
         yield from _array(stream.read(), encoding)
     else:
         yield from _jsonl(_decoded(stream, encoding))
-
-
-def _encoding(start: bytes) -> str:
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    return "utf-8"
 
 
 def _looks_like_array(start: bytes, encoding: str) -> bool:
@@ -86,9 +117,9 @@ def _looks_like_array(start: bytes, encoding: str) -> bool:
 
 def _decoded(stream: IO[bytes], encoding: str) -> Rows:
     """Lines as text, cut at line feeds only: U+2028 and its like may stand inside a string."""
-    if encoding != "utf-8":
+    if not is_by_line(encoding):
         try:
-            yield from enumerate(stream.read().decode(encoding).splitlines(keepends=True), start=1)
+            yield from enumerate(io.StringIO(stream.read().decode(encoding), newline=None), start=1)
         except UnicodeDecodeError as error:
             yield 1, Fault(f"not {encoding.upper()}: {error.reason} at byte {error.start}")
         return
@@ -101,11 +132,14 @@ def _decoded(stream: IO[bytes], encoding: str) -> Rows:
             yield number, Fault(f"a line of more than {MAX_LINE >> 20} MiB", raw[:80].decode("utf-8", "replace"))
             continue
         try:
-            text = raw.decode("utf-8")
+            text = raw.decode(encoding)
         except UnicodeDecodeError as error:
             yield (
                 number,
-                Fault(f"not UTF-8: {error.reason} at byte {error.start}", raw[:200].decode("utf-8", "replace")),
+                Fault(
+                    f"not {encoding.upper()}: {error.reason} at byte {error.start}",
+                    raw[:200].decode(encoding, "replace"),
+                ),
             )
             continue
         yield number, text.removeprefix("\ufeff") if number == 1 else text
@@ -129,7 +163,7 @@ def _array(data: bytes, encoding: str) -> Rows:
     try:
         text = data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        yield 1, Fault(f"not UTF-8: {error.reason} at byte {error.start}")
+        yield 1, Fault(f"not {encoding.upper()}: {error.reason} at byte {error.start}")
         return
     at, line, counted = _skip(text, text.index("[") + 1), 1, 0
     while at < len(text) and text[at] != "]":
@@ -192,15 +226,20 @@ def _csv(lines: Rows, delimiter: str) -> Rows:
     yield from faults
 
 
-def _parquet(path: Path) -> Rows:
+def _columns(batches: Callable[[], Iterable[pa.RecordBatch]], kind: str) -> Rows:
+    number = 0
     try:
-        number = 0
-        for batch in pq.ParquetFile(path).iter_batches():
+        for batch in batches():
             for row in batch.to_pylist():
                 number += 1
                 yield number, row
     except (pa.ArrowException, OSError) as error:
-        yield number + 1, Fault(f"the parquet file cannot be read: {' '.join(str(error).split())[:150]}")
+        yield number + 1, Fault(f"the {kind} file cannot be read: {' '.join(str(error).split())[:150]}")
+
+
+def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    return (reader.get_batch(number) for number in range(reader.num_record_batches))
 
 
 def _why(error: Exception) -> str:

@@ -26,7 +26,7 @@ def inputs(spec: Pipeline) -> dict[str, Input]:
         if not files:
             raise BadInput(
                 f"data.sources[{index}] ({source.name}): {source.uri} holds no data file. "
-                "Expected .jsonl, .json, .csv, .tsv, .parquet or .txt, also .gz."
+                "Expected .jsonl, .json, .csv, .tsv, .txt (also .gz, .bz2, .zst), .parquet or .arrow."
             )
         for name, uri in files:
             path = store.local(uri)
