@@ -210,3 +210,22 @@ def test_a_secret_is_in_no_quarantine(small: Line) -> None:
     (found,) = small.rows(small.dataset(), "quarantine.parquet")
     assert found["reason"] == "secrets: it holds an AWS access key"
     assert key not in str(found)
+
+
+def test_a_pattern_names_the_files_that_match_it_in_order(line: Line) -> None:
+    line.data["max_bad_ratio"] = 0.2
+    for number in (2, 1):
+        rows = [{"prompt": f"{text} {number}", "completion": '{"mood": "good"}'} for text in WORDS]
+        line.deliver("in", rows, f"part-{number}.jsonl")
+    line.deliver("in", "garbage\n" * 50, "notes.jsonl")
+    folder = line.folder / "raw" / "in"
+    line.data["sources"] = [{"name": "in", "uri": f"file://{folder}/part-*.jsonl"}]
+    dataset = line.dataset("--set", "data.expect.max_label_share=1")
+    rows = line.rows(line.phase(dataset, "ingest"), "records.parquet")
+    assert [row["file"] for row in rows] == ["part-1.jsonl"] * len(WORDS) + ["part-2.jsonl"] * len(WORDS)
+    line.data["sources"] = [{"name": "in", "uri": f"file://{folder}/nothing-*.jsonl"}]
+    code, answer = line.prepare()
+    assert (code, "no file matches the pattern" in answer["message"]) == (10, True)
+
+
+WORDS = [f"what is the {thing} of order {number}" for number in range(15) for thing in ("price", "colour", "weight")]

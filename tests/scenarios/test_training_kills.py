@@ -31,8 +31,13 @@ def at_step(run: Run, step: int) -> Path:
     return output
 
 
-def ends_right(run: Run, output: Path, last: int) -> None:
-    outcome = run.end()
+def ends_right(house: House, run: Run, output: Path, last: int) -> None:
+    users = house.users(f"kills-{house.seed}")
+    users.ask(run.heldout(), rate=8)
+    try:
+        outcome = run.end()
+    finally:
+        users.leave()
     assert outcome["outcome"] == "promoted", outcome["why"]
     assert steps(output) == list(range(1, last + 1))
     assert events(output)[-1]["state"] == "succeeded"
@@ -49,7 +54,7 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(
     assert ranks
     os.kill((ranks[-1] if victim == "rank" else launcher).pid, signal.SIGKILL)
     until(lambda: not any(alive(rank) for rank in ranks), 60, "every rank of the killed attempt is gone")
-    ends_right(run, output, 200)
+    ends_right(house, run, output, 200)
 
 
 def test_airflow_loses_triggerer_and_scheduler_and_the_training_does_not_notice(
@@ -60,7 +65,7 @@ def test_airflow_loses_triggerer_and_scheduler_and_the_training_does_not_notice(
     started = trainers(output)[0]
     for program in ("airflow-triggerer", "airflow-scheduler"):
         house.kill(program)
-    ends_right(run, output, 200)
+    ends_right(house, run, output, 200)
     assert [event["attempt"] for event in events(output) if event["state"] == "running"] == [1]
     assert not alive(started)
 
@@ -78,7 +83,7 @@ def test_a_worker_killed_between_start_and_deferral_leaves_one_job_that_the_retr
     first = trainers(output)[0]
     at_step(run, 30)
     assert trainers(output)[0] == first
-    ends_right(run, output, 200)
+    ends_right(house, run, output, 200)
     assert run.tries("train.train") == 2
     assert [event["attempt"] for event in events(output) if event["state"] == "running"] == [1]
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from refit.errors import BadSpec
 from refit.spec import Pipeline
-from refit.store import store_for
+from refit.store import matching, store_for
 
 
 def load(path: str | Path, sets: Iterable[str] = (), overrides: Mapping[str, Any] | None = None) -> Pipeline:
@@ -155,12 +155,17 @@ GLANCE = 64 << 10
 
 def _source_fault(uri: str) -> str | None:
     store = store_for(uri)
-    if store.children(uri):
-        return None
-    if not store.exists(uri):
-        return "there is no such file or folder. Check the address, or deliver the data."
-    if not store.read(uri, first=GLANCE).strip():
-        return "the file has 0 rows. Deliver the data, or remove the source."
+    found = matching(uri)
+    if not found:
+        return "no file matches the pattern. Check the address, or deliver the data."
+    for place in found:
+        if store.children(place):
+            continue
+        if not store.exists(place):
+            return "there is no such file or folder. Check the address, or deliver the data."
+        if not store.read(place, first=GLANCE).strip():
+            name = "the file" if found == [uri] else place.rsplit("/", 1)[-1]
+            return f"{name} has 0 rows. Deliver the data, or remove the source."
     return None
 
 

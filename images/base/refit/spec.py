@@ -36,6 +36,8 @@ def form(default: Any = ..., *, title: str, help: str, unit: str | None = None) 
 class Source(Spec):
     """Where records come from. `columns` maps our names (prompt, completion, text, user, session, time) to theirs.
 
+    `uri` names a file, a folder, or by a pattern in its last part several files (`file:///in/part-*.jsonl.gz`).
+
     A `rehearsal` source keeps in place what a model already can: its records are trained on as they come, without the
     system prompt, have no label, and are in no exam.
     """

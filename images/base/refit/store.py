@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -33,6 +35,17 @@ def cache_folder() -> Path:
 def join(uri: str, *parts: str) -> str:
     """A URI below another."""
     return "/".join([uri.rstrip("/"), *(part.strip("/") for part in parts)])
+
+
+_PATTERN = re.compile(r"[*?\[]")
+
+
+def matching(uri: str) -> list[str]:
+    """The addresses that `uri` names: where its last part is a pattern (`*`, `?`, `[…]`) those that match, in order."""
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    if not _PATTERN.search(name):
+        return [uri]
+    return [join(folder, child) for child in sorted(store_for(folder).children(folder)) if fnmatchcase(child, name)]
 
 
 class Draft:

@@ -43,7 +43,7 @@ def is_by_line(encoding: str) -> bool:
 def _utf16_without_mark(start: bytes) -> str | None:
     """JSON and csv begin with ASCII: in UTF-16 every other byte of that is zero."""
     zeros = [place for place, byte in enumerate(start[:8]) if byte == 0]
-    return {(1, 3, 5, 7): "utf-16-le", (0, 2, 4, 6): "utf-16-be"}.get(tuple(zeros))
+    return "utf-16-le" if zeros == [1, 3, 5, 7] else "utf-16-be" if zeros == [0, 2, 4, 6] else None
 
 
 def _is_mostly_utf8(start: bytes) -> bool:

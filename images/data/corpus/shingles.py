@@ -117,7 +117,7 @@ def ascii_words(data: Bytes, start: int, stop: int, out: Hashes) -> int:
         turns = mask ^ (mask << np.uint64(1) | before)
         before = mask >> np.uint64(63)
         while turns:
-            at = block + np.int64(lowest_bit(turns))
+            at = block + int(lowest_bit(turns))
             turns &= turns - np.uint64(1)
             if inside:
                 out[count] = hash_ascii(data, begin, at)

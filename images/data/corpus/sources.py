@@ -10,7 +10,7 @@ from corpus.walk import Input
 from refit.errors import BadInput
 from refit.fingerprint import file_digest
 from refit.spec import Pipeline, Source
-from refit.store import Store, join, store_for
+from refit.store import Store, join, matching, store_for
 
 
 def inputs(spec: Pipeline) -> dict[str, Input]:
@@ -35,11 +35,13 @@ def inputs(spec: Pipeline) -> dict[str, Input]:
 
 
 def files_of(store: Store, source: Source) -> Iterator[tuple[str, str]]:
-    """(name, uri) of every file of a source: itself, or the data files below the folder that it names."""
-    if store.children(source.uri):
-        yield from _below(store, source.uri, "")
-    else:
-        yield source.uri.rstrip("/").rsplit("/", 1)[-1], source.uri
+    """(name, uri) of every file of a source: itself, those that its pattern names, or the data files of a folder."""
+    for uri in matching(source.uri):
+        if store.children(uri):
+            below = "" if uri == source.uri else f"{uri.rsplit('/', 1)[-1]}/"
+            yield from _below(store, uri, below)
+        else:
+            yield uri.rstrip("/").rsplit("/", 1)[-1], uri
 
 
 def _below(store: Store, folder: str, prefix: str) -> Iterator[tuple[str, str]]:

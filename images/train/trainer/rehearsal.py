@@ -55,7 +55,7 @@ def rehearse(base: str, prompts: Path, output: Path, *, max_tokens: int) -> dict
 
 def _answers(folder: Path, prompts: Sequence[str], max_tokens: int) -> Iterator[tuple[str, str]]:
     dtype = torch.bfloat16 if flags() & BFLOAT16_FLAGS else torch.float32
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left", local_files_only=True)
     model: Any = load(folder, dtype=dtype, attention="sdpa").eval()
     # Equal lengths side by side: padding costs as much as text.
     ordered = sorted(prompts, key=lambda prompt: (len(prompt), prompt))

@@ -18,6 +18,10 @@ class Kind(NamedTuple):
     pattern: re.Pattern[str]
     holds: Callable[[str], bool]
 
+    def masked(self, text: str) -> str:
+        """The text with the mask wherever it holds one."""
+        return self.pattern.sub(lambda found: self.mask if self.holds(found[0]) else found[0], text)
+
 
 @rule
 def personal_data(text: str, *, kinds: str = "email,card,cn_id,ip,phone") -> Verdict:
@@ -32,8 +36,7 @@ def personal_data(text: str, *, kinds: str = "email,card,cn_id,ip,phone") -> Ver
         kind = KINDS.get(name.strip())
         if kind is None:
             raise BadSpec(f"personal_data.kinds: there is no {name.strip()!r}. Known: {', '.join(KINDS)}.")
-        if kind.pattern.search(masked):
-            masked = kind.pattern.sub(lambda found, kind=kind: kind.mask if kind.holds(found[0]) else found[0], masked)
+        masked = kind.masked(masked)
     return masked if masked != text else None
 
 

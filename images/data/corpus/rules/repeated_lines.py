@@ -16,9 +16,9 @@ def repeated_lines(text: str, *, max_share: float = 0.3, min_lines: int = 5) -> 
     lines = [line for line in map(str.strip, text.splitlines()) if _could_be_a_sentence(line)]
     if len(lines) < min_lines:
         return None
-    seen: set[str] = set()
-    again = [line for line in lines if line in seen or seen.add(line)]
-    share = max(len(again) / len(lines), sum(map(len, again)) / sum(map(len, lines)))
+    characters = sum(map(len, lines))
+    different = set(lines)
+    share = max(1 - len(different) / len(lines), 1 - sum(map(len, different)) / characters)
     return Drop(f"{share:.0%} of it are lines that were there before") if share > max_share else None
 
 
