@@ -229,3 +229,23 @@ def test_a_pattern_names_the_files_that_match_it_in_order(line: Line) -> None:
 
 
 WORDS = [f"what is the {thing} of order {number}" for number in range(15) for thing in ("price", "colour", "weight")]
+
+
+def test_what_holds_a_question_of_an_evaluation_set_is_no_training(small: Line) -> None:
+    path = small.folder / "raw" / "mail" / "part.jsonl"
+    asked = [json.loads(line)["instruction"] for line in path.read_text().splitlines()]
+    evaluation = small.folder / "eval.jsonl"
+    evaluation.write_text("".join(json.dumps({"question": text.upper(), "answer": "x"}) + "\n" for text in asked[:30]))
+    small.data["decontaminate"] = {"against": [evaluation.as_uri()], "ngram": 5}
+    folder = small.dataset()
+    phase = small.phase(folder, "split")
+    found = small.rows(phase, "contaminated.parquet")
+    sides = small.manifest(phase).facts["removed"]
+    assert 15 < len(found) == sides["evaluation"] <= 30
+    assert {row["evaluation"] for row in found} == {"eval.jsonl"}
+    gone = {row["id"] for row in found}
+    train = small.rows(small.phase(folder, "mix"), "train.parquet")
+    assert gone.isdisjoint(row["id"] for row in train)
+    small.data["decontaminate"] = {"against": ["file:///nowhere"]}
+    code, answer = small.prepare()
+    assert (code, "data.decontaminate.against[0]" in answer["message"]) == (10, True)

@@ -141,6 +141,10 @@ def check_sources(pipeline: Pipeline, where: str) -> list[str]:
         fault = _source_fault(source.uri)
         if fault:
             faults.append(f"{where}: data.sources[{index}].uri is {source.uri!r}: {fault}")
+    for index, uri in enumerate(pipeline.data.decontaminate.against):
+        fault = _source_fault(uri)
+        if fault:
+            faults.append(f"{where}: data.decontaminate.against[{index}] is {uri!r}: {fault}")
     if store_for(pipeline.train.base).manifest(pipeline.train.base) is None:
         faults.append(
             f"{where}: train.base is {pipeline.train.base!r}: no model with a manifest.json there. "

@@ -86,6 +86,15 @@ class Split(Spec):
         return self
 
 
+class Decontaminate(Spec):
+    """Evaluation sets (files, folders, patterns) of which no training record may hold a question: by shared n-grams."""
+
+    against: tuple[Uri, ...] = ()
+    ngram: Annotated[int, Field(ge=1, le=100)] = 8
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
+    min_words: Count = 5
+
+
 class Expectations(Spec):
     """What Great Expectations asks of the records at the door out."""
 
@@ -114,6 +123,7 @@ class Data(Spec):
     )
     dedup: Dedup = Dedup()
     split: Split = Split()
+    decontaminate: Decontaminate = Decontaminate()
     expect: Expectations = Expectations()
     pack_length: Annotated[int, Field(ge=16, le=1 << 20)] = 256
     seed: int = 1

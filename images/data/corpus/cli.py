@@ -53,6 +53,19 @@ def _parser() -> argparse.ArgumentParser:
         default = Dedup.model_fields[field].default
         one.add_argument(f"--{field}", type=kind, default=default, help=f"data.dedup.{field} [{default}]")
     one.set_defaults(command=_dedup)
+    one = commands.add_parser(
+        "decontaminate",
+        help="find rows of training files that hold a row of an evaluation set",
+        description="Writes contaminated.parquet (which row holds which evaluation text, and how much of it) and "
+        "kept.parquet (the places of the others).",
+    )
+    one.add_argument("inputs", metavar="INPUT", nargs="+", type=Path, help="files of any format the data stage reads")
+    one.add_argument("--against", metavar="EVAL", nargs="+", type=Path, required=True, help="evaluation files")
+    one.add_argument("--output", metavar="DIR", type=Path, required=True, help="a folder; its files are replaced")
+    one.add_argument("--ngram", type=int, default=8, help="words in an n-gram [%(default)s]")
+    one.add_argument("--threshold", type=float, default=0.7, help="share of an evaluation text's n-grams [%(default)s]")
+    one.add_argument("--min-words", type=int, default=5, help="shorter evaluation texts are passed over [%(default)s]")
+    one.set_defaults(command=_decontaminate)
     one = commands.add_parser("inspect", help="show what a folder of the store holds and where it came from")
     one.add_argument("manifest", metavar="MANIFEST", help="address of a folder, or of its manifest.json")
     one.set_defaults(command=_inspect)
@@ -87,6 +100,18 @@ def _dedup(arguments: argparse.Namespace) -> dict[str, Any]:
     except ValidationError as error:
         raise BadInput("; ".join(f"--{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())) from error
     return dedup_files(arguments.inputs, arguments.output, settings)
+
+
+def _decontaminate(arguments: argparse.Namespace) -> dict[str, Any]:
+    from corpus.decontaminate import decontaminate
+
+    for name, low, high in (("ngram", 1, 100), ("threshold", 0.01, 1.0), ("min_words", 1, 100)):
+        if not low <= getattr(arguments, name) <= high:
+            raise BadInput(f"--{name.replace('_', '-')} is {getattr(arguments, name)}: expected {low} to {high}.")
+    return decontaminate(
+        arguments.inputs, arguments.against, arguments.output, ngram=arguments.ngram, threshold=arguments.threshold,
+        min_words=arguments.min_words,
+    )  # fmt: skip
 
 
 def _inspect(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -121,6 +121,8 @@ def _inputs(phase: str, walk: Walk, done: dict[str, Done]) -> dict[str, Input]:
     if phase == "ingest":
         return sources.inputs(walk.spec)
     inputs = {"records": list(done.values())[-1].as_input(walk.store)}
+    if phase == "split":
+        inputs |= sources.evaluations(walk.spec)
     if phase == "pack":
         inputs["tokenizer"] = tokenizer(walk.spec.train.base)
         for earlier in ("ingest", "clean"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +33,10 @@ class Removal(NamedTuple):
     similarity: float
 
 
-def take_out(table: pa.Table, removals: list[Removal], path: Path) -> pa.Table:
-    """Write the removals down; returns the table without them."""
+def take_out(
+    table: pa.Table, removals: list[Removal], path: Path, *, besides: AbstractSet[int] = frozenset()
+) -> pa.Table:
+    """Write the removals down; returns the table without them, and without the rows `besides`."""
     gone = sorted(removals)
     rows = pa.array([removal.row for removal in gone], pa.int64())
     kept = pa.array([removal.kept for removal in gone], pa.int64())
@@ -42,7 +45,7 @@ def take_out(table: pa.Table, removals: list[Removal], path: Path) -> pa.Table:
     listed = listed.append_column("how", pa.array([removal.how for removal in gone], pa.string()))
     listed = listed.append_column("similarity", pa.array([removal.similarity for removal in gone], pa.float64()))
     write(path, listed.cast(SCHEMA))
-    out = {removal.row for removal in gone}
+    out = {removal.row for removal in gone} | besides
     return table.take(pa.array([row for row in range(table.num_rows) if row not in out], pa.int64()))
 
 

@@ -53,6 +53,9 @@ class SplitSettings(Settings):
     split: Split
     dedup: Dedup
     rehearsal: tuple[str, ...]
+    ngram: int
+    threshold: float
+    min_words: int
 
 
 class MixSettings(Settings):
@@ -102,7 +105,11 @@ def dedup(spec: Pipeline) -> DedupSettings:
 
 def split(spec: Pipeline) -> SplitSettings:
     """The settings of `split`."""
-    return SplitSettings(split=spec.data.split, dedup=spec.data.dedup, rehearsal=_rehearsal(spec))
+    found = spec.data.decontaminate
+    return SplitSettings(
+        split=spec.data.split, dedup=spec.data.dedup, rehearsal=_rehearsal(spec), ngram=found.ngram,
+        threshold=found.threshold, min_words=found.min_words,
+    )  # fmt: skip
 
 
 def mix(spec: Pipeline) -> MixSettings:

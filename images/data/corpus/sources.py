@@ -9,8 +9,10 @@ from corpus.readers import is_data
 from corpus.walk import Input
 from refit.errors import BadInput
 from refit.fingerprint import file_digest
-from refit.spec import Pipeline, Source
+from refit.spec import Pipeline
 from refit.store import Store, join, matching, store_for
+
+EVALUATION = "evaluation"
 
 
 def inputs(spec: Pipeline) -> dict[str, Input]:
@@ -21,24 +23,41 @@ def inputs(spec: Pipeline) -> dict[str, Input]:
     """
     found: dict[str, Input] = {}
     for index, source in enumerate(spec.data.sources):
-        store = store_for(source.uri)
-        files = list(files_of(store, source))
-        if not files:
-            raise BadInput(
-                f"data.sources[{index}] ({source.name}): {source.uri} holds no data file. "
-                "Expected .jsonl, .json, .csv, .tsv, .txt (also .gz, .bz2, .zst), .parquet or .arrow."
-            )
-        for name, uri in files:
-            path = store.local(uri)
-            found[f"{source.name}/{name}"] = Input(digest=file_digest(path), fetch=partial(store.local, uri))
+        found |= _inputs(source.uri, source.name, f"data.sources[{index}] ({source.name})")
     return found
 
 
-def files_of(store: Store, source: Source) -> Iterator[tuple[str, str]]:
-    """(name, uri) of every file of a source: itself, those that its pattern names, or the data files of a folder."""
-    for uri in matching(source.uri):
+def evaluations(spec: Pipeline) -> dict[str, Input]:
+    """The files of the evaluation sets to be kept out of training by role, `evaluation/<number>/<file>`.
+
+    Raises:
+        BadInput: a set has no file that can be read.
+    """
+    found: dict[str, Input] = {}
+    for index, uri in enumerate(spec.data.decontaminate.against):
+        found |= _inputs(uri, f"{EVALUATION}/{index}", f"data.decontaminate.against[{index}]")
+    return found
+
+
+def _inputs(uri: str, role: str, where: str) -> dict[str, Input]:
+    store = store_for(uri)
+    found = {f"{role}/{name}": place for name, place in files_of(store, uri)}
+    if not found:
+        raise BadInput(
+            f"{where}: {uri} holds no data file. "
+            "Expected .jsonl, .json, .csv, .tsv, .txt (also .gz, .bz2, .zst), .parquet or .arrow."
+        )
+    return {
+        name: Input(digest=file_digest(store.local(place)), fetch=partial(store.local, place))
+        for name, place in found.items()
+    }
+
+
+def files_of(store: Store, given: str) -> Iterator[tuple[str, str]]:
+    """(name, uri) of every file that an address names: itself, those of its pattern, or the data files of a folder."""
+    for uri in matching(given):
         if store.children(uri):
-            below = "" if uri == source.uri else f"{uri.rsplit('/', 1)[-1]}/"
+            below = "" if uri == given else f"{uri.rsplit('/', 1)[-1]}/"
             yield from _below(store, uri, below)
         else:
             yield uri.rstrip("/").rsplit("/", 1)[-1], uri
