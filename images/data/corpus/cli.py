@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from corpus.prepare import NAMES, prepare
-from refit import cli, job
+from refit import cli, files, job
 from refit.errors import BadInput
 from refit.job import Handler, Job
 from refit.manifest import MANIFEST
@@ -66,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--threshold", type=float, default=0.7, help="share of an evaluation text's n-grams [%(default)s]")
     one.add_argument("--min-words", type=int, default=5, help="shorter evaluation texts are passed over [%(default)s]")
     one.set_defaults(command=_decontaminate)
+    one = commands.add_parser("diff", help="say how the data moved between two datasets")
+    one.add_argument("old", metavar="OLD", help="address of a dataset's folder, or of its manifest.json")
+    one.add_argument("new", metavar="NEW", help="the same of a later one")
+    one.add_argument("--html", metavar="FILE", type=Path, help="also as a page with plots")
+    one.set_defaults(command=_diff)
     one = commands.add_parser("inspect", help="show what a folder of the store holds and where it came from")
     one.add_argument("manifest", metavar="MANIFEST", help="address of a folder, or of its manifest.json")
     one.set_defaults(command=_inspect)
@@ -112,6 +117,19 @@ def _decontaminate(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.inputs, arguments.against, arguments.output, ngram=arguments.ngram, threshold=arguments.threshold,
         min_words=arguments.min_words,
     )  # fmt: skip
+
+
+def _diff(arguments: argparse.Namespace) -> dict[str, Any]:
+    from corpus.diff import diff
+    from corpus.diff_page import page
+
+    found = diff(_uri(arguments.old), _uri(arguments.new))
+    if arguments.html:
+        files.write(arguments.html, page(found).encode())
+    moved = ", ".join(found["moved"]) or "nothing"
+    records = found["records"]
+    print(f"moved: {moved}; {records['added']} records came, {records['removed']} went", file=sys.stderr)
+    return found
 
 
 def _inspect(arguments: argparse.Namespace) -> dict[str, Any]:
