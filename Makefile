@@ -7,6 +7,7 @@ BIN := .venv/bin
 COMPUTE := .venv-compute/bin
 PIPELINE ?= review_sentiment
 SEED ?= 1
+DOCS ?= 1000000
 COUNT ?= 200
 SOAK ?= .refit/soak
 PACKAGES := images/base/refit images/data/corpus images/evaluate/evaluator images/serve/serving images/standalone/standalone operators
@@ -14,7 +15,7 @@ UNIT := "not integration and not scenarios and not kubernetes and not benchmark"
 BOOTSTRAP := PYTHONPATH=images/standalone $(PYTHON) -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo rollback check test-fast test scenarios bench soak lock clean
+.PHONY: help setup up down status demo rollback check test-fast test scenarios bench bench-data soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +58,14 @@ scenarios: setup ## every scenario: kill and corrupt things while a line runs
 bench: setup ## how fast: benchmarks beside their peers, written to bench-*.json
 	$(BIN)/pytest -m benchmark -s tests/benchmarks $(ARGS)
 
+bench-data: setup .venv-peers ## the data stage beside its peers, in one run: a table and bench-data.json (DOCS= documents)
+	REFIT_BENCH_DOCS=$(DOCS) $(BIN)/pytest -m benchmark -s tests/benchmarks/test_data.py tests/benchmarks/test_near_dedup.py $(ARGS)
+
+.venv-peers: tests/benchmarks/peers.txt
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet -r $<
+	touch $@
+
 soak: setup ## long campaigns of faults (SEED= and COUNT= are settable, a stopped one goes on)
 	mkdir -p $(SOAK)
 	REFIT_SOAK_SEED=$(SEED) REFIT_SOAK_COUNT=$(COUNT) REFIT_SOAK_FOLDER=$(SOAK) $(COMPUTE)/python -m pytest tests/train/test_soak.py $(ARGS)
@@ -65,4 +74,4 @@ lock: ## derive every lock and pin list from images/constraints.txt (REFIT_TORCH
 	@$(BOOTSTRAP) standalone.lock
 
 clean: down ## remove the venvs and the stack's home; what was downloaded stays in ~/.cache/refit
-	rm -rf .venv .venv-compute $(or $(REFIT_HOME),.refit) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-compute .venv-peers $(or $(REFIT_HOME),.refit) .mypy_cache .ruff_cache .pytest_cache .hypothesis

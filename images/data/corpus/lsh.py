@@ -9,8 +9,11 @@ Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +89,8 @@ class _Index:
         keys, sizes = np.zeros((settings.bands, count), np.uint64), np.zeros(count, np.int64)
         for texts, first, last in _numbered(parts):
             band_keys(texts, settings.ngram, settings.rows, settings.seed, keys[:, first:last], sizes[first:last])
-        some = np.flatnonzero(sizes)
-        self.buckets = [_bucket(band[some], some) for band in keys]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            self.buckets = list(pool.map(partial(_bucket, sizes=sizes), keys))
         del keys
         shared = np.zeros(count, bool)
         for order, _ in self.buckets:
@@ -96,8 +99,17 @@ class _Index:
         self.sets = _sets(parts, wanted, sizes[wanted] + settings.ngram, settings.ngram)
 
 
-def _bucket(keys: Hashes, texts: Index) -> tuple[Index, Index]:
-    """Texts whose key another has, those of one key side by side, and (first, last) of each such run."""
+def _bucket(band: Hashes, sizes: Index) -> tuple[Index, Index]:
+    """Texts whose key another has, those of one key side by side, and (first, last) of each such run.
+
+    Few keys occur twice: a bitmap finds those that may, so that only they are sorted.
+    """
+    bits = max(16, len(band).bit_length() + 6)
+    once, twice = (np.zeros(1 << (bits - 6), np.uint64) for _ in range(2))
+    again = np.zeros(len(band), np.bool_)
+    _may_be_repeated(band, sizes, np.uint64(64 - bits), once, twice, again)
+    texts = np.flatnonzero(again)
+    keys = band[texts]
     order = np.argsort(keys)
     sorted_keys = keys[order]
     new = np.flatnonzero(sorted_keys[1:] != sorted_keys[:-1]) + 1
@@ -154,6 +166,22 @@ def _fill(data: Bytes, offsets: Offsets, wanted: Index, n: int, grams: Hashes, s
                 place[unique] = place[at]
                 unique += 1
         size[text] = unique
+
+
+@kernel
+def _may_be_repeated(
+    keys: Hashes, sizes: Index, shift: np.uint64, once: Hashes, twice: Hashes, again: NDArray[np.bool_]
+) -> None:
+    for at in range(len(keys)):
+        if sizes[at]:
+            place = keys[at] >> shift
+            word, bit = place >> np.uint64(6), np.uint64(1) << (place & np.uint64(63))
+            twice[word] |= once[word] & bit
+            once[word] |= bit
+    for at in range(len(keys)):
+        if sizes[at]:
+            place = keys[at] >> shift
+            again[at] = twice[place >> np.uint64(6)] >> (place & np.uint64(63)) & np.uint64(1)
 
 
 @kernel

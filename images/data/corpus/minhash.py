@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.jit import in_parts, kernel
-from corpus.shingles import FACTOR, Bytes, Hashes, Offsets, Texts, mix64, room, shingle
+from corpus.shingles import FACTOR, Bytes, Hashes, Offsets, Texts, mix64, shingle
 
 Signatures = NDArray[np.uint32]
 Factors = NDArray[np.uint32]
@@ -28,8 +28,24 @@ def signatures(texts: Texts, ngram: int, count: int, seed: int) -> tuple[Signatu
     a, b = permutations(count, seed)
     signed = np.empty((len(texts), count), np.uint32)
     sizes = np.zeros(len(texts), np.int64)
-    in_parts(lambda first, last: _sign(texts.data, texts.offsets, first, last, ngram, a, b, signed, sizes), len(texts))
+
+    def work(first: int, last: int) -> None:
+        halves, starts = _halves(texts, first, last, ngram)
+        sizes[first:last] = np.diff(starts)
+        _sign(halves, starts, a, b, signed[first:last])
+
+    in_parts(work, len(texts))
     return signed, sizes
+
+
+def _halves(texts: Texts, first: int, last: int, ngram: int) -> tuple[Factors, NDArray[np.int64]]:
+    """The upper halves of the n-grams of some texts, one text after the other, and where each begins."""
+    rooms = np.diff(texts.offsets[first : last + 1]) // 2 + 2
+    grams: Hashes = np.empty(int(rooms.max(initial=0)), np.uint64)
+    halves: Factors = np.empty(int(rooms.sum()), np.uint32)
+    starts = np.zeros(last - first + 1, np.int64)
+    _halve(texts.data, texts.offsets, first, ngram, grams, halves, starts)
+    return halves, starts
 
 
 def band_keys(texts: Texts, ngram: int, rows: int, seed: int, keys: Hashes, sizes: NDArray[np.int64]) -> None:
@@ -47,9 +63,13 @@ def band_keys(texts: Texts, ngram: int, rows: int, seed: int, keys: Hashes, size
         sizes: where the numbers of n-grams go, of shape (texts,).
     """
     a, b = permutations(len(keys) * rows, seed)
-    in_parts(
-        lambda first, last: _key(texts.data, texts.offsets, first, last, ngram, rows, a, b, keys, sizes), len(texts)
-    )
+
+    def work(first: int, last: int) -> None:
+        halves, starts = _halves(texts, first, last, ngram)
+        sizes[first:last] = np.diff(starts)
+        _key(halves, starts, rows, a, b, keys[:, first:last])
+
+    in_parts(work, len(texts))
 
 
 @kernel
@@ -82,46 +102,35 @@ def fmix32(value: np.uint32) -> np.uint32:
     return np.uint32(value ^ (value >> np.uint32(16)))
 
 
-@kernel
-def _sign(
-    data: Bytes, offsets: Offsets, first: int, last: int, n: int, a: Factors, b: Factors, out: Signatures,
-    sizes: NDArray[np.int64],
-) -> None:  # fmt: skip
-    grams, halves = _scratch(offsets, first, last)
-    for text in range(first, last):
-        sizes[text] = _halves(data, offsets, text, n, grams, halves)
-        sign(halves, sizes[text], a, b, out[text])
+# Two kernels, not one: together they are too much for the compiler, and what `sign` is made of is left unvectorised.
 
 
 @kernel
-def _key(
-    data: Bytes, offsets: Offsets, first: int, last: int, n: int, rows: int, a: Factors, b: Factors, keys: Hashes,
-    sizes: NDArray[np.int64],
-) -> None:  # fmt: skip
-    grams, halves = _scratch(offsets, first, last)
+def _halve(
+    data: Bytes, offsets: Offsets, first: int, n: int, grams: Hashes, halves: Factors, starts: NDArray[np.int64]
+) -> None:
+    at = 0
+    for text in range(len(starts) - 1):
+        count = shingle(data, offsets[first + text], offsets[first + text + 1], n, grams)
+        for gram in range(count):
+            halves[at + gram] = np.uint32(grams[gram] >> np.uint64(32))
+        at += count
+        starts[text + 1] = at
+
+
+@kernel
+def _sign(halves: Factors, starts: NDArray[np.int64], a: Factors, b: Factors, out: Signatures) -> None:
+    for text in range(len(starts) - 1):
+        sign(halves[starts[text] :], starts[text + 1] - starts[text], a, b, out[text])
+
+
+@kernel
+def _key(halves: Factors, starts: NDArray[np.int64], rows: int, a: Factors, b: Factors, keys: Hashes) -> None:
     signed = np.empty(len(a), np.uint32)
-    for text in range(first, last):
-        sizes[text] = _halves(data, offsets, text, n, grams, halves)
-        sign(halves, sizes[text], a, b, signed)
-        for band in range(keys.shape[0]):
+    for text in range(len(starts) - 1):
+        sign(halves[starts[text] :], starts[text + 1] - starts[text], a, b, signed)
+        for band in range(len(keys)):
             key = np.uint64(band)
             for row in range(band * rows, (band + 1) * rows):
                 key = (key ^ np.uint64(signed[row])) * FACTOR
             keys[band, text] = mix64(key)
-
-
-@kernel
-def _scratch(offsets: Offsets, first: int, last: int) -> tuple[Hashes, Factors]:
-    longest = 0
-    for text in range(first, last):
-        longest = max(longest, room(offsets[text], offsets[text + 1]))
-    return np.empty(longest, np.uint64), np.empty(longest, np.uint32)
-
-
-@kernel
-def _halves(data: Bytes, offsets: Offsets, text: int, n: int, grams: Hashes, halves: Factors) -> int:
-    """The upper halves of a text's grams, which are what a signature is of; returns how many."""
-    count = shingle(data, offsets[text], offsets[text + 1], n, grams)
-    for at in range(count):
-        halves[at] = np.uint32(grams[at] >> np.uint64(32))
-    return count
