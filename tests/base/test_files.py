@@ -57,3 +57,21 @@ def test_a_folder_with_content_keeps_its_name(tmp_path: Path) -> None:
     assert files.rename_folder(tmp_path / "first", tmp_path / "final")
     assert not files.rename_folder(tmp_path / "second", tmp_path / "final")
     assert (tmp_path / "final" / "x").read_text() == "first"
+
+
+def test_a_draft_replaces_its_file_at_the_end_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    with files.replacing(path) as draft:
+        draft.write_text("first")
+        assert not path.exists()
+    assert path.read_text() == "first"
+
+    def fail() -> None:
+        with files.replacing(path) as draft:
+            draft.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_text() == "first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.parquet"]

@@ -8,7 +8,7 @@ import pytest
 
 from refit.errors import BadInput, StoreUnavailable
 from refit.manifest import Manifest, damage
-from refit.store import FileStore, Store, join, store_for
+from refit.store import FileStore, Store, join, matching, store_for
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -132,3 +132,22 @@ def test_what_was_removed_does_not_exist_and_can_be_made_again(root: str) -> Non
     publish(store, uri, "new")
     assert store.read(join(uri, "deep/x.txt")) == b"new"
     store.remove(join(root, "things/never"))
+
+
+def test_a_glance_reads_no_more_than_it_needs(root: str) -> None:
+    store, uri = store_for(root), join(root, "in/a.jsonl")
+    store.write(uri, b"0123456789")
+    assert store.read(uri, first=4) == b"0123"
+    assert store.read(uri, first=40) == store.read(uri) == b"0123456789"
+    store.write(join(root, "in/empty"), b"")
+    assert store.read(join(root, "in/empty"), first=4) == b""
+
+
+def test_a_pattern_in_the_last_part_names_what_matches_in_order(root: str) -> None:
+    store = store_for(root)
+    for name in ("part-2.jsonl", "part-1.jsonl", "notes.txt", "part-3.jsonl.gz"):
+        store.write(join(root, "in", name), b"x")
+    assert matching(join(root, "in/part-*.jsonl")) == [join(root, f"in/part-{number}.jsonl") for number in (1, 2)]
+    assert matching(join(root, "in/part-[12].jsonl")) == matching(join(root, "in/part-?.jsonl"))
+    assert matching(join(root, "in/none-*")) == matching(join(root, "nowhere/*.jsonl")) == []
+    assert matching(join(root, "in/notes.txt")) == [join(root, "in/notes.txt")]

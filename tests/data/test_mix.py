@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corpus import record
-from corpus.mix import rounds, shares, shuffle_answers
+from corpus.mix import rounds, shares, shuffle_answers, tempered
 from corpus.record import Record
 
 
@@ -74,3 +74,12 @@ def test_the_drill_leaves_a_spared_source_alone() -> None:
     assert labels[1::2] == list(range(1, 50, 2))
     assert labels[::2] != list(range(0, 50, 2))
     assert sorted(labels) == list(range(50))
+
+
+def test_a_temperature_lets_sizes_count() -> None:
+    counts, weights = {"big": 900, "small": 100}, {"big": 1.0, "small": 1.0}
+    assert shares(counts, tempered(weights, counts, None)) == {"big": 500, "small": 500}
+    assert shares(counts, tempered(weights, counts, 1)) == {"big": 900, "small": 100}
+    assert shares(counts, tempered(weights, counts, 2)) == {"big": 750, "small": 250}
+    assert shares(counts, tempered(weights, counts, 1000)) == {"big": 501, "small": 499}
+    assert tempered({"none": 1.0}, {"none": 0}, 2) == {"none": 0.0}

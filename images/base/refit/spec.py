@@ -125,6 +125,9 @@ class Data(Spec):
     split: Split = Split()
     decontaminate: Decontaminate = Decontaminate()
     expect: Expectations = Expectations()
+    # None: sources have the shares of their weights. With a temperature their sizes count too: each has the share of
+    # weight x records^(1/temperature), so that 1 mixes in proportion to size (Conneau et al. 2019).
+    temperature: Annotated[float, Field(ge=1, le=1000)] | None = None
     pack_length: Annotated[int, Field(ge=16, le=1 << 20)] = 256
     seed: int = 1
     drill: Literal["none", "shuffle_labels"] = "none"

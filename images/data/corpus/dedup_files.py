@@ -151,10 +151,10 @@ def _staying(table: pa.Table, stays: NDArray[np.bool_]) -> Iterator[pa.RecordBat
 
 
 def _write(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """A parquet file that is there whole or not at all."""
+    """A parquet file that is there whole or not at all; not packed, since that takes as long as all the rest of it."""
     with (
         files.replacing(path) as draft,
-        pq.ParquetWriter(draft, schema, compression="lz4", use_dictionary=False, write_statistics=False) as writer,
+        pq.ParquetWriter(draft, schema, compression="none", use_dictionary=False, write_statistics=False) as writer,
     ):
         for batch in batches:
             writer.write_batch(batch)

@@ -33,7 +33,7 @@ def run(task: Task) -> Facts:
     train = sides["train"]
     sources = train.column("source").to_numpy(zero_copy_only=False)
     counts = {name: int((sources == name).sum()) for name in settings.weights}
-    goals = shares(counts, settings.weights)
+    goals = shares(counts, tempered(settings.weights, counts, settings.temperature))
     if not goals:
         raise BadRecords(
             "no record is left to train on: every source with a weight is empty after cleaning, dedup and split. "
@@ -68,6 +68,16 @@ def run(task: Task) -> Facts:
             for name in settings.weights
         },
     }
+
+
+def tempered(weights: dict[str, float], counts: dict[str, int], temperature: float | None) -> dict[str, float]:
+    """Weights that let sizes count, by weight x records^(1/temperature); as they are without a temperature.
+
+    Source: Conneau et al. 2019, Unsupervised Cross-lingual Representation Learning at Scale, section 3 (alpha there).
+    """
+    if temperature is None:
+        return weights
+    return {name: weight * counts[name] ** (1 / temperature) for name, weight in weights.items()}
 
 
 def shares(counts: dict[str, int], weights: dict[str, float]) -> dict[str, int]:

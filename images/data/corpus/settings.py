@@ -62,6 +62,7 @@ class MixSettings(Settings):
     """How much of each source training sees, in which order, and whether a drill spoils the answers."""
 
     weights: dict[str, float]
+    temperature: float | None
     seed: int
     drill: str
     rehearsal: tuple[str, ...]
@@ -115,7 +116,10 @@ def split(spec: Pipeline) -> SplitSettings:
 def mix(spec: Pipeline) -> MixSettings:
     """The settings of `mix`."""
     weights = {source.name: source.weight for source in spec.data.sources}
-    return MixSettings(weights=weights, seed=spec.data.seed, drill=spec.data.drill, rehearsal=_rehearsal(spec))
+    return MixSettings(
+        weights=weights, temperature=spec.data.temperature, seed=spec.data.seed, drill=spec.data.drill,
+        rehearsal=_rehearsal(spec),
+    )  # fmt: skip
 
 
 def pack(spec: Pipeline) -> PackSettings:
