@@ -6,11 +6,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from refit import files
 
 WRITER = """
 import sys
 from pathlib import Path
+
+import pytest
 from refit import files
 path = Path(sys.argv[1])
 for turn in range(10**6):
