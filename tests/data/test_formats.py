@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from corpus import record
+from corpus import record, tools
 from corpus.formats import conversation
 from corpus.record import Bad
 
@@ -39,11 +40,59 @@ def test_text_is_a_message_of_its_own_kind() -> None:
     assert conversation("once upon a time\n", "auto", {}) == [{"role": "text", "content": "once upon a time"}]
 
 
-def test_tool_calls_without_content_are_kept() -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
-    messages = conversation({"messages": [HI[0], call]}, "auto", {})
-    assert messages[1] == {**call, "content": ""}
+SEARCH = {"name": "search", "description": "Find things", "parameters": {"type": "object"}}
+CALLED = '<tool_call>\n{"name": "search", "arguments": {"text": "退款"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("arguments", [{"text": "退款"}, '{"text": "退款"}'])
+def test_tool_calls_without_content_are_kept(arguments: Any) -> None:
+    """datasets#8241: arguments come as a string or as an object."""
+    function = {"name": "search", "arguments": arguments}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    result = {"role": "tool", "content": "[]", "tool_call_id": "1"}
+    row = {"messages": [HI[0], call, result, HI[1]], "tools": [{"type": "function", "function": SEARCH}]}
+    messages = conversation(row, "auto", {})
     record.check(messages)
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert messages[0]["content"].startswith(tools.HEAD)
+    assert json.dumps(SEARCH) in messages[0]["content"]
+    assert messages[2] == {"role": "assistant", "content": CALLED}
+    assert tools.is_call(CALLED)
+
+
+def test_sharegpt_calls_and_observations_are_turns() -> None:
+    turns = [
+        {"from": "human", "value": "Hi"},
+        {"from": "function_call", "value": '{"name": "search", "arguments": {"text": "退款"}}'},
+        {"from": "observation", "value": {"found": []}}, {"from": "gpt", "value": "Nothing."},
+    ]  # fmt: skip
+    messages = conversation({"conversations": turns, "tools": json.dumps([SEARCH]), "system": "S"}, "auto", {})
+    record.check(messages)
+    assert messages[0]["content"].startswith(f"S\n\n{tools.HEAD}")
+    assert [message["content"] for message in messages[2:]] == [CALLED, '{"found": []}', "Nothing."]
+    assert conversation({"conversations": turns[:1], "tools": "[]"}, "auto", {})[0]["role"] == "user"
+
+
+def test_what_is_said_before_a_call_stays_before_it() -> None:
+    calls = [{"function": {"name": "a", "arguments": ""}}, {"function": {"name": "b", "arguments": {}}}]
+    text = tools.call(calls, "Let me look.")
+    assert text.startswith("Let me look.\n<tool_call>\n")
+    assert text.count("<tool_call>") == 2
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [("{", "not JSON"), ([{}], "no name"), ({"name": "a", "arguments": "["}, "arguments is not JSON"),
+     ({"name": "a", "arguments": [1]}, "no JSON object"), ([], "no object"), ("3", "no object")],
+)  # fmt: skip
+def test_a_call_that_is_none_is_told(calls: Any, why: str) -> None:
+    with pytest.raises(Bad, match=why):
+        tools.call(calls)
+
+
+def test_the_line_s_own_system_prompt_stands_before_tools_alone() -> None:
+    assert tools.with_system("Be kind.", tools.system(None, [SEARCH])).startswith(f"Be kind.\n\n{tools.HEAD}")
+    assert tools.with_system("Be kind.", tools.system("S", [SEARCH])).startswith("S")
 
 
 @pytest.mark.parametrize(

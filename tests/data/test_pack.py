@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corpus import tools
 from corpus.binpack import best_fit_decreasing
 from corpus.pack import into_packs, pieces
 from corpus.tokens import Encoder, Row
@@ -76,9 +77,21 @@ def test_the_prompt_is_tokenized_as_a_server_does_it(encoder: Encoder, question:
 
 
 def test_rows_with_nothing_to_learn_say_so(encoder: Encoder) -> None:
-    call = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [{}]}]
-    unlearnable = encoder.rows([call, [{"role": "user", "content": "only asked"}]])
-    assert unlearnable == ["tool calls: they are not learnt yet", "nothing to learn: no token of an answer is left"]
+    unlearnable = encoder.rows([[{"role": "user", "content": "only asked"}]])
+    assert unlearnable == ["nothing to learn: no token of an answer is left"]
+
+
+def test_every_answer_of_a_conversation_with_tools_is_learnt_and_no_result_is(encoder: Encoder) -> None:
+    call = tools.call({"name": "search", "arguments": {"text": "lamp"}})
+    messages = [
+        {"role": "system", "content": tools.system(None, [{"name": "search"}])}, {"role": "user", "content": "lamp"},
+        {"role": "assistant", "content": call}, {"role": "tool", "content": "red"},
+        {"role": "assistant", "content": "blue"},
+    ]  # fmt: skip
+    found = encoder.rows([messages])[0]
+    assert isinstance(found, Row)
+    learnt = encoder._whole.decode(found.ids[found.mask == 1].tolist(), skip_special_tokens=False)
+    assert learnt.replace(" ", "") == f"{call}<|im_end|>blue<|im_end|>".replace(" ", "")
 
 
 def naive(lengths: list[int], capacity: int) -> int:

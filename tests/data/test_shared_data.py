@@ -59,10 +59,24 @@ def test_web_text_is_packed_whole(line: Line) -> None:
 
 @pytest.mark.parametrize(
     ("file", "why"),
-    [("sft/glaive_toolcall_en_demo.json", "tools (300)"), ("sft/dpo_en_demo.json", "preference pairs (300)")],
+    [("sft/dpo_en_demo.json", "preference pairs (300)"), ("sft/dpo_zh_demo.json", "preference pairs (300)")],
 )
 def test_what_is_not_read_yet_says_so(line: Line, file: str, why: str) -> None:
     line.data["sources"].append({"name": "given", "uri": f"file://{SHARED / file}"})
     code, answer = line.prepare()
     assert code == 10
     assert why in answer["message"]
+
+
+def test_conversations_with_tools_are_learnt_call_by_call(line: Line) -> None:
+    folder, told = prepared(line, "sft/glaive_toolcall_en_demo.json")
+    assert told["ingest"]["records_out"] == 300
+    messages = [row["messages"] for row in pq.read_table(_phase(folder, "ingest") / "records.parquet").to_pylist()]
+    assert sum(text.count('<tool_call>\\n{\\"name\\"') for text in messages) >= 211
+    found = store_for("file:///").manifest(folder.as_uri())
+    assert found
+    assert found.facts["tokens"]["train"]["targets"] > 10_000
+
+
+def _phase(folder: Path, name: str) -> Path:
+    return next((folder.parents[1] / name).iterdir())

@@ -6,11 +6,10 @@ The stage does for all rules alike what rules know nothing of: files, counters, 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pyarrow as pa
 
-from corpus import record, rules
+from corpus import record, rules, tools
 from corpus.quarantine import Quarantine
 from corpus.record import Message
 from corpus.rules import Drop, Step
@@ -60,7 +59,7 @@ def _apply(steps: list[Step], messages: list[Message], counts: dict[str, Counter
     for step in steps:
         changed = False
         for message in messages:
-            if message["role"] == "system" or _is_call(message):
+            if message["role"] == "system" or tools.is_call(message["content"]):
                 continue
             verdict = step.apply(message["content"])
             if isinstance(verdict, Drop):
@@ -71,7 +70,3 @@ def _apply(steps: list[Step], messages: list[Message], counts: dict[str, Counter
                 changed = True
         counts[step.name]["changed" if changed else "kept"] += 1
     return None
-
-
-def _is_call(message: dict[str, Any]) -> bool:
-    return bool(message.get("tool_calls")) and not message["content"]

@@ -9,11 +9,13 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from corpus import tools
 from corpus.record import TEXT, Bad, Message
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, str]
 
+_READ = ("role", "content", "tool_calls")
 _SPEAKERS = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
     "observation": "tool", "tool": "tool", "function_call": "function_call",
@@ -72,20 +74,20 @@ def _messages(row: Row, columns: Columns) -> list[Message]:
     for turn in turns:
         if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
             raise Bad("a message without a role")
-        extra = {key: value for key, value in turn.items() if key not in ("role", "content") and value is not None}
+        extra = {key: value for key, value in turn.items() if key not in _READ and value is not None}
         content = _content(turn.get("content"))
-        if content is None and not extra.get("tool_calls"):
+        if turn.get("tool_calls"):
+            content = tools.call(turn["tool_calls"], content or "")
+        elif content is None:
             raise Bad("a message without content")
-        messages.append({"role": turn["role"], "content": content or "", **extra})
-    return messages
+        messages.append({"role": turn["role"], "content": content, **extra})
+    return _with_tools(messages, row)
 
 
 def _sharegpt(row: Row, columns: Columns) -> list[Message]:
     turns = row.get("conversations")
     if not isinstance(turns, list) or not turns:
         raise Bad(f"no conversations: the row has {_keys(row)}")
-    if row.get("tools"):
-        raise Bad("tools: conversations with tools are not read yet")
     messages = [_message("system", row["system"])] if row.get("system") else []
     for turn in turns:
         if not isinstance(turn, Mapping) or "value" not in turn:
@@ -93,10 +95,21 @@ def _sharegpt(row: Row, columns: Columns) -> list[Message]:
         role = _SPEAKERS.get(str(turn.get("from")))
         if role is None:
             raise Bad(f"unknown role: {turn.get('from')}")
+        value = turn["value"]
         if role == "function_call":
-            raise Bad("tools: conversations with tools are not read yet")
-        messages.append(_message(role, turn["value"]))
-    return messages
+            messages.append(_message("assistant", tools.call(value)))
+        else:
+            is_result = role == "tool" and not isinstance(value, str)
+            messages.append(_message(role, tools.dumped(value) if is_result else value))
+    return _with_tools(messages, row)
+
+
+def _with_tools(messages: list[Message], row: Row) -> list[Message]:
+    """The conversation with the tools that its row names in its system message."""
+    if not row.get("tools") or row["tools"] == "[]":
+        return messages
+    own = messages[0]["content"] if messages[0]["role"] == "system" else None
+    return [_message("system", tools.system(own, row["tools"])), *messages[own is not None :]]
 
 
 def _prompt(row: Row, columns: Columns) -> list[Message]:

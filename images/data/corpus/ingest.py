@@ -8,7 +8,7 @@ from typing import Any
 
 import xxhash
 
-from corpus import formats, readers, record
+from corpus import formats, readers, record, tools
 from corpus.quarantine import Quarantine
 from corpus.record import Bad, Record
 from corpus.settings import IngestSettings, SourceSettings
@@ -66,6 +66,9 @@ def _record(
     of_task = source.role == "task"
     if of_task and settings.system and messages[0]["role"] not in ("system", record.TEXT):
         messages = [{"role": "system", "content": settings.system}, *messages]
+    elif of_task and settings.system and messages[0]["role"] == "system":
+        content = tools.with_system(settings.system, messages[0]["content"])
+        messages = [{**messages[0], "content": content}, *messages[1:]]
     text = record.dump(messages)
     session, user, time = (_attribute(row, source.columns.get(name, name)) for name in ("session", "user", "time"))
     # Named by content: a delivery in another order gives the same names, and the same exam later.

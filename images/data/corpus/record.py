@@ -1,7 +1,8 @@
 """The one canonical record that every delivery becomes, and what makes a conversation one that can be learnt from.
 
-`messages` is JSON: a list of {"role", "content"} with roles system, user, assistant, tool; further keys (tool_calls,
-name, weight) are kept. A plain text for continued pretraining is one message of the role "text".
+`messages` is JSON: a list of {"role", "content"} with roles system, user, assistant, tool; a call of a tool is content
+(`corpus.tools`), further keys (name, weight) are kept. A plain text for continued pretraining is one message of the
+role "text".
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def check(messages: Sequence[Mapping[str, Any]]) -> None:
     if not any(message["role"] == "user" and (message["content"] or "").strip() for message in messages):
         raise Bad("nothing is asked: every user turn is empty")
     last = messages[-1]
-    if not (last["content"] or "").strip() and not last.get("tool_calls"):
+    if not last["content"].strip():
         raise Bad("the answer is empty")
 
 

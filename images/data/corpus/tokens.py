@@ -85,8 +85,6 @@ class Encoder:
         if messages[0]["role"] == TEXT:
             eos = dict(self.template.tokens).get("eos_token")
             return [Segment(messages[0]["content"], True), *([Segment(eos, True, True)] if eos else [])]
-        if any(message.get("tool_calls") for message in messages):
-            raise BadInput("tool calls: they are not learnt yet")
         return self.template.segments(messages)
 
     def _tokenized(self, texts: Iterable[str]) -> dict[str, list[int]]:
