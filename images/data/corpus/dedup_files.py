@@ -133,7 +133,8 @@ def _texts(chunk: pa.LargeStringArray) -> Texts:
 def _keepers(root: Index, ids: pa.ChunkedArray) -> Index:
     """For each row the row of the lowest id in its cluster."""
     keeper = root.copy()
-    linked = np.flatnonzero(np.isin(root, root[root != np.arange(len(root))]))
+    gone = np.flatnonzero(root != np.arange(len(root)))
+    linked = np.union1d(gone, root[gone])
     names = np.array(ids.take(pa.array(linked)).to_pylist(), object)
     order = linked[np.argsort(names, kind="stable")] if len(linked) else linked
     lowest: dict[int, int] = {}

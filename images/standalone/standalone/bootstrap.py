@@ -25,7 +25,8 @@ def main() -> int:
     arguments = parser.parse_args()
     start = time.monotonic()
     problems = checks.python_problems() + checks.tool_problems() + checks.processor_problems()
-    if not venvs.are_current():
+    fresh = not venvs.are_current()
+    if fresh:
         problems += checks.disk_problems(venvs.ROOT, checks.SETUP_DISK_GB)
         problems += checks.memory_problems(checks.SETUP_MEMORY_GB)
     for problem in problems:
@@ -36,6 +37,8 @@ def main() -> int:
         with _one_at_a_time():
             venvs.make_control()
             venvs.make_compute()
+            if fresh:
+                _compile_kernels()
             if not arguments.without_assets:
                 _prepare_assets()
     except venvs.SetupFailed as failure:
@@ -46,6 +49,12 @@ def main() -> int:
         return 130
     print(f"setup: done in {time.monotonic() - start:.0f} s", file=sys.stderr)
     return 0
+
+
+def _compile_kernels() -> None:
+    """The data stage's hot loops, compiled once for this machine: else the first run would wait for the compiler."""
+    with venvs.step("the data stage's kernels"):
+        venvs.run([venvs.CONTROL / "bin" / "python", "-m", "corpus.warm"])
 
 
 def _prepare_assets() -> None:
