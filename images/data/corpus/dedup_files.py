@@ -10,6 +10,7 @@ import resource
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from corpus import lsh, readers
+from corpus import lsh, readers, warm
 from corpus.lsh import Index
 from corpus.quarantine import Quarantine
 from corpus.shingles import Texts
@@ -43,7 +44,10 @@ def dedup_files(inputs: Sequence[Path], output: Path, settings: Dedup) -> dict[s
     """
     started = time.perf_counter()
     quarantine = Quarantine()
+    kernels = Thread(target=warm.clusters)  # fetched from disk, or compiled, while the files are read
+    kernels.start()
     table = pa.concat_tables([_read(path, quarantine) for path in inputs])
+    kernels.join()
     ids = table.column("id")
     _require_rows(table, ids, inputs, quarantine)
     found = lsh.clusters([_texts(chunk) for chunk in table.column("text").chunks], settings)
