@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+import boto3
 import pytest
 
 from refit import cli
@@ -81,6 +82,27 @@ def test_on_s3_another_machine_goes_on_counting_events(
             run(job, done)
     recorded = read_events(store_for(s3).read(join(job.output, "events.jsonl")).decode())
     assert [event["sequence"] for event in recorded] == [1, 2, 3, 4]
+
+
+def test_on_s3_a_job_that_was_removed_from_the_store_begins_anew(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a former run left on this machine's disk is not taken for its own."""
+    monkeypatch.setenv("REFIT_CACHE", str(tmp_path))
+    job = Job.build("train", load(TINY), store=s3, output=join(s3, tmp_path.name))
+    seen = []
+
+    def leaves_a_file(running: JobRun) -> Manifest:
+        seen.append((running.folder / "asked.jsonl").exists())
+        (running.folder / "asked.jsonl").write_text("x")
+        return done(running)
+
+    for _ in range(2):
+        run(job, leaves_a_file)
+        bucket, _, key = job.output.removeprefix("s3://").partition("/")
+        for name in store_for(s3).children(job.output):
+            boto3.client("s3").delete_object(Bucket=bucket, Key=f"{key}/{name}")
+    assert seen == [False, False]
 
 
 def test_the_command_line_and_the_document_run_the_same_code(

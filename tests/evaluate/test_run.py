@@ -308,7 +308,7 @@ def test_on_s3_a_pod_that_died_is_followed_by_one_that_asks_the_rest(
 
     def pod(name: str, **options: Any) -> Manifest:
         (world.folder / name).mkdir()
-        monkeypatch.chdir(world.folder / name)
+        monkeypatch.setenv("REFIT_CACHE", str(world.folder / name))
         document = job(world, engine, **options).model_copy(update={"output": f"{bucket}/evaluations/one"})
         return run(document, HANDLERS["evaluate"])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -180,8 +181,12 @@ def _folder_of(output: str, store: Store) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
     folder = cache_folder() / "jobs" / fingerprint.digest(output)[:32]
+    known = store.exists(join(output, EVENTS))
+    if not known:
+        # What lies here is of a job that the store knows nothing of any more: it was removed there to be done anew.
+        shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    if store.exists(join(output, EVENTS)):
+    if known:
         files.write(folder / EVENTS, store.read(join(output, EVENTS)))
     return folder
 
