@@ -94,12 +94,15 @@ def test_signatures_are_datasketch_s_given_the_same_hashes(hashes: list[int], se
     assert ours.tolist() == oracle.hashvalues.tolist()
 
 
-def test_signatures_of_texts_are_of_the_upper_halves_of_their_grams() -> None:
+def test_keys_are_of_the_signatures_of_the_upper_halves_of_their_grams() -> None:
     given = "the quick brown fox jumps over the lazy dog"
-    signed, sizes = minhash.signatures(Texts.of([given, "!?"]), 5, 16, 1)
+    keys, sizes = np.zeros((8, 2), np.uint64), np.zeros(2, np.int64)
+    minhash.band_keys(Texts.of([given, "!?"]), 5, 2, 1, keys, sizes)
     oracle = datasketch.MinHash(num_perm=16, seed=1, hashfunc=lambda value: value >> 32)
     oracle.update_batch(grams(given, 5))
-    assert signed[0].tolist() == oracle.hashvalues.tolist()
+    for band, (first, second) in enumerate(oracle.hashvalues.reshape(8, 2).tolist()):
+        key = (band ^ first) * 0x9E3779B97F4A7C15 & MASK
+        assert keys[band, 0] == mix64((key ^ second) * 0x9E3779B97F4A7C15 & MASK)
     assert sizes.tolist() == [5, 0]
 
 

@@ -152,3 +152,21 @@ def test_planted_near_duplicates_are_found_and_nothing_else(dedup: Dedup) -> Non
         texts.append(" ".join(changed))
     dedup.run(dedup.write([{"id": f"d{n:04d}", "text": text} for n, text in enumerate(texts)]))
     assert {row: cluster for row, cluster in dedup.clusters().items() if row != cluster} == planted
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "gb18030", "utf-16", "utf-8-sig"])
+def test_another_encoding_is_read_and_never_taken_for_utf_8(dedup: Dedup, encoding: str) -> None:
+    chinese, french = "退款什么时候到账？我已经等了三个星期了", "Où est ma commande ? C’est très décevant."
+    text = chinese if encoding == "gb18030" else french
+    given = {"a": text, "b": f"{text} {text[::-1]}", "c": text[::-1]}
+    rows = [json.dumps({"id": name, "text": said}, ensure_ascii=False) for name, said in given.items()]
+    dedup.run(dedup.write("\n".join(rows).encode(encoding)))
+    assert dedup.kept() == given
+    assert dedup.quarantined() == []
+
+
+def test_one_line_that_is_not_utf_8_is_set_aside(dedup: Dedup) -> None:
+    good = json.dumps({"id": "a", "text": "ééééé et plus"}, ensure_ascii=False).encode()
+    dedup.run(dedup.write(good + b'\n{"id": "b", "text": "caf\xe9"}\n'))
+    assert dedup.kept() == {"a": "ééééé et plus"}
+    assert [row["line"] for row in dedup.quarantined()] == [2]

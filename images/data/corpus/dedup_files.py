@@ -87,6 +87,7 @@ def _read(path: Path, quarantine: Quarantine) -> pa.Table:
             pj.ReadOptions(block_size=BLOCK_BYTES),
             pj.ParseOptions(explicit_schema=SCHEMA, unexpected_field_behavior="ignore"),
         )
+        table.validate(full=True)  # the reader takes any bytes for UTF-8
     except (pa.ArrowException, OSError):
         return _read_by_line(path, quarantine)
     if any(column.null_count for column in table.columns):

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from corpus.jit import in_parts, kernel
 from corpus.shingles import FACTOR, Bytes, Hashes, Offsets, Texts, mix64, shingle
 
-Signatures = NDArray[np.uint32]
 Factors = NDArray[np.uint32]
 
 
@@ -21,21 +20,6 @@ def permutations(count: int, seed: int) -> tuple[Factors, Factors]:
     a = generator.randint(0, 1 << 31, count, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
     b = generator.randint(0, 1 << 32, count, dtype=np.uint32)
     return a, b
-
-
-def signatures(texts: Texts, ngram: int, count: int, seed: int) -> tuple[Signatures, NDArray[np.int64]]:
-    """Signatures of shape (texts, count), and how many n-grams each text has (repeated ones counted again)."""
-    a, b = permutations(count, seed)
-    signed = np.empty((len(texts), count), np.uint32)
-    sizes = np.zeros(len(texts), np.int64)
-
-    def work(first: int, last: int) -> None:
-        halves, starts = _halves(texts, first, last, ngram)
-        sizes[first:last] = np.diff(starts)
-        _sign(halves, starts, a, b, signed[first:last])
-
-    in_parts(work, len(texts))
-    return signed, sizes
 
 
 def _halves(texts: Texts, first: int, last: int, ngram: int) -> tuple[Factors, NDArray[np.int64]]:
@@ -116,12 +100,6 @@ def _halve(
             halves[at + gram] = np.uint32(grams[gram] >> np.uint64(32))
         at += count
         starts[text + 1] = at
-
-
-@kernel
-def _sign(halves: Factors, starts: NDArray[np.int64], a: Factors, b: Factors, out: Signatures) -> None:
-    for text in range(len(starts) - 1):
-        sign(halves[starts[text] :], starts[text + 1] - starts[text], a, b, out[text])
 
 
 @kernel
