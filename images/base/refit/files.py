@@ -57,6 +57,13 @@ def append(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
+def keep_newest(folder: Path, count: int) -> None:
+    """Remove all but the files of a folder that were written last; drafts (a dot in front) are let be."""
+    found = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    for path in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))[:-count]:
+        path.unlink(missing_ok=True)
+
+
 def sync_tree(folder: Path) -> None:
     """fsync every file and folder below `folder`, and itself."""
     for root, _, names in os.walk(folder):

@@ -16,6 +16,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -24,6 +25,7 @@ from pydantic import ValidationError
 
 from refit import files
 from refit.errors import BadInput, StoreUnavailable
+from refit.fingerprint import file_digest
 from refit.manifest import MANIFEST, Manifest, describe
 
 
@@ -46,6 +48,14 @@ def matching(uri: str) -> list[str]:
     if not _PATTERN.search(name):
         return [uri]
     return [join(folder, child) for child in sorted(store_for(folder).children(folder)) if fnmatchcase(child, name)]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A file on this machine's disk, and the sha256 of its bytes in hex."""
+
+    path: Path
+    digest: str
 
 
 class Draft:
@@ -93,6 +103,11 @@ class Store(ABC):
     @abstractmethod
     def local(self, uri: str) -> Path:
         """A file or committed folder as a path on this machine's disk (fetched and checked where it is elsewhere)."""
+
+    def copy(self, uri: str) -> Copy:
+        """A file as `local` gives it, with its digest; where it has to be fetched, it is read once for both."""
+        path = self.local(uri)
+        return Copy(path, file_digest(path))
 
     @abstractmethod
     def publish(self, uri: str) -> AbstractContextManager[Draft]:

@@ -15,9 +15,10 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from refit import s3_objects
 from refit.errors import StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
-from refit.store import Draft, Store, cache_folder, join
+from refit.store import Copy, Draft, Store, cache_folder, join
 
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket"}
 _TAKEN = {"412", "PreconditionFailed", "ConditionalRequestConflict"}
@@ -66,11 +67,8 @@ class S3Store(Store):
 
     def local(self, uri: str) -> Path:
         manifest = self.manifest(uri)
-        bucket, key = _split(uri)
         if manifest is None:
-            target = cache_folder() / "fetched" / bucket / key
-            self._download(uri, target)
-            return target
+            return self.copy(uri).path
         # A committed folder never changes: its copy is named by its content.
         target = cache_folder() / "fetched" / manifest.content_digest()
         if target.is_dir() and not damage(target, manifest, hashes=False):
@@ -87,6 +85,10 @@ class S3Store(Store):
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return target
+
+    def copy(self, uri: str) -> Copy:
+        bucket, key = _split(uri)
+        return s3_objects.fetch(self._client, bucket, key, cache_folder() / "fetched" / "objects")
 
     def remove(self, uri: str) -> None:
         manifest = self.manifest(uri)
