@@ -129,3 +129,30 @@ def test_load_template_reads_file_and_special_tokens(tmp_path: Path) -> None:
     added = [{"content": "<|im_end|>", "special": True}, {"content": "<tool>", "special": False}]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     assert load_template(tmp_path) == Template(CHATML, (("eos_token", "<|im_end|>"),), ("<|im_end|>",))
+
+
+def test_an_answer_of_weight_0_is_read_and_neither_it_nor_its_end_is_learnt() -> None:
+    messages = talk("Hi", "Hello", "And?", "Bye")
+    weighted = [messages[0], {**messages[1], "weight": 0}, messages[2], {**messages[3], "weight": 0.5}]
+    segments = chatml().segments(weighted)
+    assert learnt(segments) == ["Bye", "<|im_end|>"]
+    assert whole(segments) == chatml().render(messages)
+    last = [messages[0], {**messages[1], "weight": 1}, messages[2], {**messages[3], "weight": 0}]
+    assert learnt(chatml().segments(last)) == ["Hello", "<|im_end|>"]
+    assert learnt(Template(PLAIN, (("eos_token", "</s>"),), ("</s>",)).segments(last)) == ["Hello"]
+    with pytest.raises(BadInput, match="every answer has weight 0"):
+        chatml().segments([messages[0], {**messages[1], "weight": 0}])
+
+
+def test_where_only_the_last_answer_can_be_learnt_its_weight_decides() -> None:
+    messages = talk("1+1?", "<think>add</think>\n\n2", "2+2?", "4")
+    assert learnt(chatml(REWRITES).segments([messages[0], {**messages[1], "weight": 0}, *messages[2:]]))
+    with pytest.raises(BadInput, match="cannot be found"):
+        chatml(REWRITES).segments([*messages[:3], {**messages[3], "weight": 0}])
+
+
+def test_of_a_pair_the_chosen_answer_is_rendered_and_the_template_sees_no_key_of_ours() -> None:
+    curious = chatml(CHATML.replace("message['content']", "message['content'] ~ (message.keys() | list | length)"))
+    pair = [talk("Hi")[0], {"role": "assistant", "content": "Hello", "rejected": "Go away", "weight": 1}]
+    assert curious.render(pair) == curious.render(talk("Hi", "Hello"))
+    assert learnt(chatml().segments(pair)) == ["Hello", "<|im_end|>"]

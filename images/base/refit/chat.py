@@ -7,6 +7,9 @@ How: every content is replaced by a mark that occurs nowhere else, the skeleton 
 again; the template decides what stands around them. With the contents put back the text must equal what the template
 renders of the true conversation, character by character. Where it does not (the template looks into the contents),
 only the last answer is learnt, in the surroundings that the template gives it.
+
+A template that is proved never to look into the contents (`refit.blind`) needs no such comparison: `Template.plan`
+gives the segments of all conversations with the same roles at once.
 """
 
 from __future__ import annotations
@@ -15,20 +18,24 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from refit.blind import is_blind
 from refit.errors import BadInput
+from refit.sandbox import compiled, environment
 
 Message = Mapping[str, Any]
 Piece = tuple[str, int | None]  # text, and the number of the message whose content it is (None: the template's own)
 
+_OURS = frozenset({"weight", "rejected"})
+"""Keys of a message that are for training, and of which a template is told nothing."""
+
 _MARK = re.compile("\ue000([0-9]+)\ue001")
+_PADDED = re.compile("\x1f\ue000([0-9]+)\ue001\x1f")
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,18 @@ class Segment:
     """
 
     text: str
+    learn: bool
+    special: bool = False
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A segment of every conversation with the same roles: literal text, and the numbers of messages said there.
+
+    Of N messages number n is said as it is, number N + n without blanks around it.
+    """
+
+    parts: tuple[str | int, ...]
     learn: bool
     special: bool = False
 
@@ -64,8 +83,10 @@ class Template:
             BadInput: the template refuses the conversation (a role or an order it does not know).
         """
         try:
-            return _compiled(self.source).render(
-                messages=[dict(message) for message in messages], add_generation_prompt=generation, **dict(self.tokens)
+            return compiled(self.source).render(
+                messages=[_shown(message) for message in messages],
+                add_generation_prompt=generation,
+                **dict(self.tokens),
             )
         except (jinja2.TemplateError, TypeError) as error:
             raise BadInput(f"the chat template refuses the conversation: {error}") from error
@@ -73,9 +94,15 @@ class Template:
     def segments(self, messages: Sequence[Message]) -> list[Segment]:
         """The whole conversation in segments: answers with what ends them are learnt, the rest is not.
 
+        An answer of `weight` 0 is not learnt either (OpenAI's fine-tuning format); any other weight counts in full.
+        Of a preference pair (`rejected`) the chosen answer is rendered.
+
         Raises:
-            BadInput: the template refuses the conversation, or the last answer cannot be found in what it renders.
+            BadInput: the template refuses the conversation, the last answer cannot be found in what it renders, or
+                every answer has weight 0.
         """
+        if not any(map(_is_learnt, messages)) and any(message.get("role") == "assistant" for message in messages):
+            raise BadInput("nothing to learn: every answer has weight 0")
         if any(_MARK.search(str(message.get("content"))) for message in messages):
             raise BadInput("a message contains the marks that rendering needs (U+E000, digits, U+E001)")
         truth = self.render(messages)
@@ -89,13 +116,21 @@ class Template:
                     continue
                 if marked == everywhere:
                     return self._answers(_lead(pieces, whole, opened), messages)
-                if whole.startswith(opened) and messages[-1].get("role") == "assistant":
+                if whole.startswith(opened) and _is_learnt(messages[-1]):
                     return self._last_answer(_fill(opened, messages, change), whole[len(opened) :])
         raise BadInput("the chat template rewrites the conversation, so that its answers cannot be found again")
 
+    def plan(self, roles: tuple[str, ...]) -> tuple[Stretch, ...] | None:
+        """What `segments` gives for conversations of these roles, contents left open; None where only it can say.
+
+        It holds for messages with nothing but role and content, every content a string that is not empty (and not
+        blank where it is trimmed), and needs no rendering: the template is proved to ask nothing about contents.
+        """
+        return _plan(self, roles)
+
     def _skeletons(self, messages: Sequence[Message], marked: frozenset[int]) -> tuple[str, str]:
         """The rendered conversation with marks for contents, and how it opens for its last turn."""
-        if len(marked) == len(messages) and all(message.keys() == {"role", "content"} for message in messages):
+        if len(marked) == len(messages) and all(message.keys() - _OURS == {"role", "content"} for message in messages):
             return _plain_skeletons(self, tuple(str(message["role"]) for message in messages))
         marks = [_marked(message, n) if n in marked else message for n, message in enumerate(messages)]
         return self.render(marks), self.render(marks[:-1], generation=True)
@@ -103,20 +138,21 @@ class Template:
     def _answers(self, pieces: Sequence[Piece], messages: Sequence[Message]) -> list[Segment]:
         """Segments where every assistant content is learnt, with the special token that ends it."""
         answers = [at for at, (_, n) in enumerate(pieces) if n is not None and messages[n].get("role") == "assistant"]
+        learnt = {at for at in answers if _is_learnt(messages[pieces[at][1] or 0])}
         tail = "".join(text for text, _ in pieces[answers[-1] + 1 :]) if answers else ""
         end = self._special_at(tail)
         segments: list[Segment] = []
         for at, (text, number) in enumerate(pieces):
             if number is not None:
-                segments.append(Segment(text, at in answers))
+                segments.append(Segment(text, at in learnt))
                 continue
-            if end and at - 1 in answers and text.startswith(end):
+            if end and at - 1 in learnt and text.startswith(end):
                 segments.append(Segment(end, True, True))
                 text = text[len(end) :]
             segments += self._literal(text)
         if answers and not tail.strip() and self.eos:
             # Nothing ends the conversation: without this the model would never learn to stop.
-            segments.append(Segment(self.eos, True, True))
+            segments.append(Segment(self.eos, answers[-1] in learnt, True))
         return _joined(segments)
 
     def _last_answer(self, before: Sequence[Piece], answer: str) -> list[Segment]:
@@ -169,6 +205,15 @@ def _special_tokens(file: Path) -> tuple[str, ...]:
     return tuple(token["content"] for token in added if token.get("special"))
 
 
+def _is_learnt(message: Message) -> bool:
+    return message.get("role") == "assistant" and message.get("weight") != 0
+
+
+def _shown(message: Message) -> dict[str, Any]:
+    """What a template sees of a message."""
+    return {key: value for key, value in message.items() if key not in _OURS}
+
+
 def _as_it_is(text: str) -> str:
     return text
 
@@ -182,6 +227,34 @@ def _plain_skeletons(template: Template, roles: tuple[str, ...]) -> tuple[str, s
     """The skeletons follow from the roles alone where messages have nothing but role and content."""
     marks = [_marked({"role": role, "content": ""}, n) for n, role in enumerate(roles)]
     return template.render(marks), template.render(marks[:-1], generation=True)
+
+
+@lru_cache(maxsize=4096)
+def _plan(template: Template, roles: tuple[str, ...]) -> tuple[Stretch, ...] | None:
+    said = "".join((template.source, *roles, *(token for _, token in template.tokens)))
+    if roles[-1:] != ("assistant",) or {*said} & {"\ue000", "\x1f"} or not _blind(template.source):
+        return None
+    # A blank around each mark tells where the template trims.
+    padded = [{"role": role, "content": f"\x1f\ue000{n}\ue001\x1f"} for n, role in enumerate(roles)]
+    try:
+        whole, opened = template.render(padded), template.render(padded[:-1], generation=True)
+    except BadInput:
+        return None  # `segments` says why
+    whole, opened = _numbered(whole, len(roles)), _numbered(opened, len(roles))
+    marked = [_marked({"role": role, "content": ""}, n) for n, role in enumerate(roles * 2)]
+    segments = template._answers(_lead(_fill(whole, marked, _as_it_is), whole, opened), marked)
+    return tuple(Stretch(_parts(segment.text), segment.learn, segment.special) for segment in segments)
+
+
+def _numbered(skeleton: str, count: int) -> str:
+    """A skeleton in which message n is marked as n where it is said as it is, and as n + count where it is trimmed."""
+    trimmed = _MARK.sub(lambda mark: f"\ue000{int(mark[1]) + count}\ue001", skeleton)
+    return _PADDED.sub(lambda mark: f"\ue000{int(mark[1]) - count}\ue001", trimmed)
+
+
+def _parts(text: str) -> tuple[str | int, ...]:
+    parts = [int(part) if at % 2 else part for at, part in enumerate(_MARK.split(text))]
+    return tuple(part for part in parts if part != "")
 
 
 def _fill(skeleton: str, messages: Sequence[Message], change: Callable[[str], str]) -> list[Piece]:
@@ -227,16 +300,5 @@ def _joined(segments: Sequence[Segment]) -> list[Segment]:
 
 
 @cache
-def _compiled(source: str) -> jinja2.Template:
-    # The environment that tokenizers' templates are written for: trimmed blocks, loop controls, a sandbox.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
-    environment.filters["tojson"] = lambda value, **kw: json.dumps(value, ensure_ascii=False, **kw)
-    return environment.from_string(source)
+def _blind(source: str) -> bool:
+    return is_blind(environment().parse(source))

@@ -3,11 +3,13 @@
 Each segment of the chat template is tokenized by itself, so the mask follows segments and never a prefix's length.
 Special tokens come from the template alone: the same characters inside a message are plain text. No BOS is added to
 what a template renders (it writes its own where the model wants one).
+
+Many conversations are encoded at once: their segments are gathered, tokenized in one call, and laid out as arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from corpus.gate import Gated
+from corpus.gather import Gathered
 from corpus.record import TEXT, Message
-from refit.chat import Segment, Template, load_template
-from refit.errors import BadInput
+from corpus.slots import lay_out, without_the_unlearnt
+from refit.chat import Template, load_template
 
 # What the model reads when it is served is tokenized in one piece; so many conversations are compared with that.
 COMPARED = 64
+NOTHING = "nothing to learn: no token of an answer is left"
 
 
 @dataclass(frozen=True)
@@ -34,16 +39,28 @@ class Row:
         return len(self.ids)
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """Conversations behind each other.
+
+    `tokens` and `mask` (1: learnt) have one length, the sum of `lengths`, which has one number a conversation: 0 for
+    one that is refused. `refused` says which those are and why, in their order.
+    """
+
+    tokens: NDArray[np.uint32]
+    mask: NDArray[np.uint8]
+    lengths: NDArray[np.int64]
+    refused: list[tuple[int, str]]
+
+
 class Encoder:
     """A base model's tokenizer and chat template."""
 
     def __init__(self, folder: Path) -> None:
         self._whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._plain.encode_special_tokens = True  # as plain text, that is
-        for tokenizer in (self._whole, self._plain):
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
+        self._whole.no_truncation()
+        self._whole.no_padding()
+        self._plain = Gated(folder / "tokenizer.json")
         self.template: Template = load_template(folder)
         self.size = int(self._whole.get_vocab_size(with_added_tokens=True))
         named = dict(self.template.tokens)
@@ -52,18 +69,29 @@ class Encoder:
         self.eos: int | None = eos
         self.pad: int = next((token for token in (pad, eos) if token is not None), 0)
 
+    @property
+    def tokenized_by(self) -> str:
+        """Library and version that tokenized the last large batch."""
+        return self._plain.name
+
+    def encode(self, conversations: Sequence[Sequence[Message]]) -> Encoded:
+        """Tokens and mask of conversations; each call is one batch, of as many as memory allows."""
+        gathered = Gathered(self.template, self._whole.token_to_id)
+        gathered.add(conversations)
+        laid = lay_out(len(conversations), gathered.shapes(), gathered.tokenized(self._plain))
+        reasons = dict.fromkeys(np.flatnonzero(laid.learnt == 0).tolist(), NOTHING) | gathered.refused
+        laid = without_the_unlearnt(laid)
+        return Encoded(laid.tokens, laid.mask, laid.lengths, sorted(reasons.items()))
+
     def rows(self, conversations: Sequence[Sequence[Message]]) -> list[Row | str]:
         """A row for each conversation; the reason where one cannot be learnt from."""
-        cut: list[list[Segment] | str] = []
-        for messages in conversations:
-            try:
-                cut.append(self._segments(messages))
-            except BadInput as error:
-                cut.append(str(error))
-        ids = self._tokenized(
-            segment.text for part in cut if isinstance(part, list) for segment in part if not segment.special
-        )
-        return [part if isinstance(part, str) else self._row(part, ids) for part in cut]
+        encoded = self.encode(conversations)
+        ends = np.cumsum(encoded.lengths)
+        reasons = dict(encoded.refused)
+        return [
+            reasons[at] if at in reasons else Row(encoded.tokens[first:last].astype(np.int64), encoded.mask[first:last])
+            for at, (first, last) in enumerate(zip((ends - encoded.lengths).tolist(), ends.tolist(), strict=True))
+        ]
 
     def differing(self, conversations: Sequence[Sequence[Message]]) -> int:
         """How many conversations tokenize differently in segments than in one piece, as a server does it.
@@ -80,28 +108,3 @@ class Encoder:
                 served = self._whole.encode(opened, add_special_tokens=False).ids
                 count += row.ids[: len(served)].tolist() != served
         return count
-
-    def _segments(self, messages: Sequence[Message]) -> list[Segment]:
-        if messages[0]["role"] == TEXT:
-            eos = dict(self.template.tokens).get("eos_token")
-            return [Segment(messages[0]["content"], True), *([Segment(eos, True, True)] if eos else [])]
-        return self.template.segments(messages)
-
-    def _tokenized(self, texts: Iterable[str]) -> dict[str, list[int]]:
-        unique = list(dict.fromkeys(texts))
-        encoded = self._plain.encode_batch_fast(unique, add_special_tokens=False)
-        return {text: encoding.ids for text, encoding in zip(unique, encoded, strict=True)}
-
-    def _row(self, segments: Sequence[Segment], ids: dict[str, list[int]]) -> Row | str:
-        tokens: list[int | None] = []
-        mask: list[int] = []
-        for segment in segments:
-            more = [self._whole.token_to_id(segment.text)] if segment.special else ids[segment.text]
-            tokens += more
-            mask += [int(segment.learn)] * len(more)
-        mask[:1] = [0] * len(mask[:1])  # nothing comes before the first token to predict it from
-        if None in tokens:
-            return "the chat template writes a special token that the tokenizer does not have"
-        if not any(mask):
-            return "nothing to learn: no token of an answer is left"
-        return Row(np.array(tokens, np.int64), np.array(mask, np.uint8))
