@@ -14,6 +14,7 @@ own document only, and the first token of a document is never a target.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refit import files
 from refit.errors import BadInput
 
 VERSION = 1
+COUNTED = 1 << 22  # tokens looked at in one go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,48 @@ class Packed:
     mask: NDArray[np.uint8]
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A split in the making: three writable maps of shape (packs, length), all zero; `finish` when they are full."""
+
+    tokens: NDArray[np.unsignedinteger]
+    segments: NDArray[np.uint16]
+    mask: NDArray[np.uint8]
+    _path: Path
+    _vocabulary: str
+
+    def finish(self, samples: int) -> Header:
+        """Count what was filled in and write the header, without which the split does not exist."""
+        packs, length = self.tokens.shape
+        rows = max(1, COUNTED // length)
+        tokens = sum(int(np.count_nonzero(self.segments[at : at + rows])) for at in range(0, packs, rows))
+        header = Header(
+            version=VERSION, packs=packs, length=length, dtype=self.tokens.dtype.name, vocabulary=self._vocabulary,
+            tokens=tokens, targets=int(self.mask.sum(dtype=np.int64)), samples=samples,
+        )  # fmt: skip
+        for array in (self.tokens, self.segments, self.mask):
+            if isinstance(array, np.memmap):
+                array.flush()
+        files.write(self._path, json.dumps(asdict(header), indent=1).encode())
+        return header
+
+
+def create(folder: Path, split: str, packs: int, length: int, *, vocabulary: str, vocabulary_size: int) -> Draft:
+    """Files of a split's full size, mapped for writing: what is filled in need not fit into memory.
+
+    Raises:
+        OSError: the disk has no room for it.
+    """
+    path = folder / f"{split}.json"
+    path.unlink(missing_ok=True)
+    dtype = "<u2" if vocabulary_size <= 1 << 16 else "<u4"
+    shape = (packs, length)
+    return Draft(
+        _new(folder / f"{split}.tokens.bin", dtype, shape), _new(folder / f"{split}.segments.bin", "<u2", shape),
+        _new(folder / f"{split}.mask.bin", "u1", shape), path, vocabulary,
+    )  # fmt: skip
+
+
 def write(
     folder: Path, split: str, *, tokens: NDArray[np.integer], segments: NDArray[np.integer], mask: NDArray[np.integer],
     vocabulary: str, vocabulary_size: int, samples: int,
@@ -57,18 +102,9 @@ def write(
     """Write a split; the arrays have shape (packs, length). Returns its header."""
     if not (tokens.shape == segments.shape == mask.shape and tokens.ndim == 2):
         raise ValueError(f"shapes differ: tokens {tokens.shape}, segments {segments.shape}, mask {mask.shape}")
-    dtype = "uint16" if vocabulary_size <= 1 << 16 else "uint32"
-    header = Header(
-        version=VERSION, packs=tokens.shape[0], length=tokens.shape[1], dtype=dtype, vocabulary=vocabulary,
-        tokens=int((segments > 0).sum()), targets=int(mask.sum()), samples=samples,
-    )  # fmt: skip
-    (folder / f"{split}.tokens.bin").write_bytes(
-        np.ascontiguousarray(tokens, dtype=f"<{np.dtype(dtype).str[1:]}").tobytes()
-    )
-    (folder / f"{split}.segments.bin").write_bytes(np.ascontiguousarray(segments, dtype="<u2").tobytes())
-    (folder / f"{split}.mask.bin").write_bytes(np.ascontiguousarray(mask, dtype="u1").tobytes())
-    (folder / f"{split}.json").write_text(json.dumps(asdict(header), indent=1), encoding="utf-8")
-    return header
+    draft = create(folder, split, *tokens.shape, vocabulary=vocabulary, vocabulary_size=vocabulary_size)
+    draft.tokens[:], draft.segments[:], draft.mask[:] = tokens, segments, mask
+    return draft.finish(samples)
 
 
 def read(folder: Path, split: str) -> Packed:
@@ -110,3 +146,11 @@ def _map(path: Path, dtype: np.dtype[np.generic], shape: tuple[int, int]) -> Any
     if expected == 0:
         return np.zeros(shape, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=shape)
+
+
+def _new(path: Path, dtype: str, shape: tuple[int, int]) -> Any:
+    size = shape[0] * shape[1] * np.dtype(dtype).itemsize
+    with path.open("wb") as handle:
+        if size:  # reserved: a full disk is an error here, and would be a SIGBUS at some write into the map
+            os.posix_fallocate(handle.fileno(), 0, size)
+    return np.memmap(path, dtype, mode="r+", shape=shape) if size else np.zeros(shape, dtype)
