@@ -17,6 +17,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -51,11 +52,15 @@ def rule(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class Step:
-    """A rule with its arguments, ready to be applied; `module` holds its code."""
+    """A rule with its arguments, ready to be applied; `module` holds its code.
+
+    `libraries` are the packages of which another version may judge otherwise: its module's `LIBRARIES`.
+    """
 
     name: str
     module: str
     apply: Callable[[str], Verdict]
+    libraries: tuple[str, ...] = ()
 
 
 def build(rules: Iterable[Rule]) -> list[Step]:
@@ -78,7 +83,8 @@ def build(rules: Iterable[Rule]) -> list[Step]:
             if not _fits(value, defaults[name]):
                 expected = type(defaults[name]).__name__
                 raise BadSpec(f"{where}.args.{name} is {value!r}: expected {expected}, as in {defaults[name]!r}.")
-        steps.append(Step(wanted.name, function.__module__, partial(function, **wanted.args)))
+        libraries = getattr(sys.modules[function.__module__], "LIBRARIES", ())
+        steps.append(Step(wanted.name, function.__module__, partial(function, **wanted.args), libraries))
     return steps
 
 
