@@ -107,7 +107,11 @@ def test_the_line_s_own_system_prompt_stands_before_tools_alone() -> None:
         ({"messages": [{"role": "user"}]}, "a message without content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a list, not text"),
         ({"conversations": [{"from": "martian", "value": "Hi"}]}, "unknown role: martian"),
-        ({"chosen": "a", "rejected": "b"}, "preference pairs"),
+        ({"chosen": "a", "rejected": "b"}, "preference: nothing is asked, the row has chosen, rejected"),
+        ({"messages": [HI[0], {**HI[1], "name": "\udcb2"}]}, "a lone surrogate"),
+        ({"messages": [HI[0], {**HI[1], "weight": 2}]}, "weight: 2 is no number from 0 to 1"),
+        ({"messages": [HI[0], {**HI[1], "weight": True}]}, "weight: True"),
+        ({"messages": [HI[0], {**HI[1], "weight": "0"}]}, "weight: '0'"),
         ({"prompt": "\udcb2", "completion": "x"}, "a lone surrogate"),
     ],
 )
@@ -142,3 +146,12 @@ def test_tools_between_question_and_answer_are_in_order() -> None:
 def test_empty_turns_are_refused(question: str, answer: str, why: str) -> None:
     with pytest.raises(Bad, match=why):
         record.check([{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
+
+
+def test_a_weight_is_kept_and_a_conversation_of_which_nothing_is_learnt_is_refused() -> None:
+    row = {"messages": [HI[0], {**HI[1], "weight": 0}, HI[0], {**HI[1], "weight": 0.5}]}
+    messages = conversation(row, "auto", {})
+    assert [message.get("weight") for message in messages] == [None, 0, None, 0.5]
+    record.check(messages)
+    with pytest.raises(Bad, match="every answer has weight 0"):
+        record.check(messages[:2])

@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from corpus import tools
-from corpus.record import TEXT, Bad, Message
+from corpus import preference, tools
+from corpus.record import TEXT, WEIGHT, Bad, Message, dump
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, str]
@@ -28,7 +28,7 @@ def conversation(row: Any, format: str, columns: Columns) -> list[Message]:
     Args:
         row: what the file holds: a mapping, or a string of a plain text.
         format: one of `FORMATS`, or "auto" to tell by the row's keys.
-        columns: our names (prompt, completion, text) to theirs.
+        columns: our names (prompt, completion, text, chosen, rejected) to theirs.
 
     Raises:
         Bad: the row is not of that format.
@@ -38,11 +38,10 @@ def conversation(row: Any, format: str, columns: Columns) -> list[Message]:
     if not isinstance(row, Mapping):
         raise Bad(f"not an object: the row is {_kind(row)}")
     messages = FORMATS[_told_by_keys(row, columns) if format == "auto" else format](row, columns)
-    for message in messages:
-        try:
-            str(message["content"]).encode()
-        except UnicodeEncodeError as error:
-            raise Bad(f"a lone surrogate: {error.object[error.start : error.end]!a}") from error
+    try:
+        dump(messages).encode()
+    except UnicodeEncodeError as error:
+        raise Bad(f"a lone surrogate: {error.object[error.start : error.end]!a}") from error
     return messages
 
 
@@ -75,6 +74,8 @@ def _messages(row: Row, columns: Columns) -> list[Message]:
         if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
             raise Bad("a message without a role")
         extra = {key: value for key, value in turn.items() if key not in _READ and value is not None}
+        if WEIGHT in extra:
+            extra[WEIGHT] = _weight(extra[WEIGHT])
         content = _content(turn.get("content"))
         if turn.get("tool_calls"):
             content = tools.call(turn["tool_calls"], content or "")
@@ -122,7 +123,7 @@ def _plain(row: Row, columns: Columns) -> list[Message]:
 
 
 def _preference(row: Row, columns: Columns) -> list[Message]:
-    raise Bad("preference pairs: they train DPO, which is not there yet")
+    return preference.messages(row, columns, FORMATS)
 
 
 FORMATS: dict[str, Callable[[Row, Columns], list[Message]]] = {
@@ -148,6 +149,13 @@ def _content(content: Any) -> str | None:
     if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
         return "".join(str(part.get("text", "")) for part in content)
     raise Bad(f"the content of a turn is {_kind(content)}, not text")
+
+
+def _weight(weight: Any) -> float:
+    """How much an answer counts in the loss: 0 is not learnt from, anything above is."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+        raise Bad(f"weight: {weight!r} is no number from 0 to 1")
+    return weight
 
 
 def _text(row: Row, key: str, default: str | None = None) -> str:
