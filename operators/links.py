@@ -62,6 +62,16 @@ class DataDocsLink(_Page):
         return page_of(join(dataset, "data_docs", "index.html")) if dataset else ""
 
 
+class BadRecordsLink(_Page):
+    """What the job put into quarantine, by source and reason."""
+
+    name = "Bad records"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
+        job = getattr(operator, "job_id", None)
+        return f"{os.environ.get('REFIT_AIRFLOW_URL', '')}/refit/quarantine?job={quote(job, safe='')}" if job else ""
+
+
 class MLflowLink(BaseOperatorLink):
     """The line's registered model."""
 

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from operators import projection, run
+from operators import projection, quarantine, run
 from operators.controller import Controller
+from operators.data import CorpusOperator
 from operators.promotion import mirror_aliases
 from operators.rollout import rollout_id
 from refit import runs
@@ -79,7 +80,10 @@ def conclude(pipeline: str, team: str, context: Context) -> str:
         mirror_aliases(pipeline)
     for record in records:
         with suppress(RefitError):  # a job that never started has no document
-            projection.project(Job.load(join(record["output"], JOB)), run_id)
+            job = Job.load(join(record["output"], JOB))
+            projection.project(job, run_id)
+            if job.kind == CorpusOperator.kind:
+                quarantine.project(job)
     projection.run(id=f"{pipeline}/{run_id}", pipeline=pipeline, team=team, outcome=outcome, why=why,
                    started_at=started, ended_at=ended, facts=facts)  # fmt: skip
     if outcome not in (Outcome.PROMOTED, Outcome.ALREADY_CHAMPION):

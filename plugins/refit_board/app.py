@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from operators.controller import Controller, Refused
 from refit.errors import RefitError, ServerUnavailable
-from refit_board import data, files
+from refit_board import bad_records, data, files
 
 PREFIX = "/refit"
 PAGE = Path(__file__).with_name("page")
-ASSETS = {"board.css": "text/css", "board.js": "text/javascript", "view.js": "text/javascript"}
+ASSETS = {"board.css": "text/css", "board.js": "text/javascript", "view.js": "text/javascript",
+          "quarantine.js": "text/javascript"}  # fmt: skip
 
 # The page runs its own script and talks to its own server; nothing comes from elsewhere.
 PAGE_POLICY = (
@@ -61,6 +62,14 @@ def page(user: Reader) -> Response:
     )
 
 
+@app.get("/quarantine")
+def quarantine(user: Reader) -> Response:
+    """The page of bad records."""
+    return FileResponse(
+        PAGE / "quarantine.html", headers={"content-security-policy": PAGE_POLICY, "cache-control": "no-cache"}
+    )
+
+
 @app.get("/static/{name}")
 def asset(name: str, user: Reader) -> Response:
     """Its style and script."""
@@ -73,6 +82,29 @@ def asset(name: str, user: Reader) -> Response:
 def board(user: Reader) -> dict[str, Any]:
     """All that the page shows, of the lines that this user may read."""
     return data.board(readable=lambda line: may("GET", line, user), editable=lambda line: may("PUT", line, user))
+
+
+@app.get("/api/quarantine")
+def quarantines(user: Reader) -> list[dict[str, Any]]:
+    """The data jobs with bad records, of the lines that this user may read."""
+    try:
+        return bad_records.jobs(readable=lambda line: may("GET", line, user))
+    except bad_records.Away as error:
+        raise HTTPException(503, f"History is away: {error}") from error
+
+
+@app.get("/api/quarantine/{job}")
+def quarantine_of(job: str, user: Reader, source: str | None = None, kind: str | None = None) -> dict[str, Any]:
+    """A job's bad records; the samples of one source and one kind of reason, where these are named."""
+    if "\0" in f"{job}{source}{kind}":  # Postgres takes none
+        raise HTTPException(404, "There is no such job.")
+    try:
+        found = bad_records.job(job, source=source, kind=kind, readable=lambda line: may("GET", line, user))
+    except bad_records.Away as error:
+        raise HTTPException(503, f"History is away: {error}") from error
+    if found is None:
+        raise HTTPException(404, "There is no such job with bad records that you may read.")
+    return found
 
 
 @app.post("/api/lines/{line}/rollback")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +13,11 @@ from operators import projection
 from refit.job import EVENTS, Job, JobRun
 from refit.manifest import Manifest
 from refit.pipeline import validate
-from refit.proc import Identity, kill_tree, spawn
 from refit.sql import query
 from refit.states import State
 from refit.store import join
-from standalone import postgres, probes
-from standalone.environment import database_url
-from standalone.home import Home
-from standalone.migrate import migrate
-from standalone.ports import Ports, free_ports
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, Ports]]:
-    home, ports = Home(tmp_path_factory.mktemp("server")), free_ports()
-    home.make_folders()
-    home.make_secrets()
-    postgres.make_cluster(home)
-    with (home.logs / "postgres.log").open("wb") as log:
-        child = spawn(postgres.server_argv(home, ports), cwd="/", stdout=log)
-    identity = Identity.of(child.pid)
-    try:
-        deadline = time.monotonic() + 60
-        while probes.postgres(home, ports, 0.0) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        postgres.make_databases(home, ports)
-        migrate(database_url("refit", ports), passfile=home.pgpass)
-        yield home, ports
-    finally:
-        kill_tree(identity)
-        child.wait()
-
-
-@pytest.fixture
-def database(server: tuple[Home, Ports], monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection[Any]]:
-    home, ports = server
-    monkeypatch.setenv("REFIT_DATABASE_URL", database_url("refit", ports))
-    monkeypatch.setenv("PGPASSFILE", str(home.pgpass))
-    with psycopg.connect(database_url("refit", ports), autocommit=True) as connection:
-        connection.execute("TRUNCATE jobs, job_events, evaluations, runs, alerts CASCADE")
-        yield connection
 
 
 @pytest.fixture

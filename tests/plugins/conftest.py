@@ -44,8 +44,8 @@ def app() -> Iterator[Any]:
         made.mount(mounted["url_prefix"], mounted["app"])
 
     @made.get("/login/{name}")
-    def login(name: str) -> RedirectResponse:
-        answer = RedirectResponse("/refit/")
+    def login(name: str, to: str = "/refit/") -> RedirectResponse:
+        answer = RedirectResponse(to)
         answer.set_cookie("_token", token_of(name), samesite="lax")
         return answer
 

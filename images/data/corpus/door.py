@@ -10,12 +10,13 @@ import logging
 import os
 import re
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
-from corpus import record
 from corpus.settings import PackSettings
 from refit.errors import BadRecords
 
@@ -23,6 +24,10 @@ from refit.errors import BadRecords
 _CLOCK = re.compile(rb"\?d=\d{8}T\d{6}\.\d+Z|\d{8}T\d{6}\.\d{6}Z(?=</span>)")
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 Frame = Any  # a pandas DataFrame
+INDEX = """<!doctype html><meta charset="utf-8"><title>Data Docs</title>
+<style>:root {{ color-scheme: light dark }} body {{ font: 15px/1.8 system-ui, sans-serif; margin: 2rem }}</style>
+<h1>Data Docs</h1><p>What Great Expectations asked at the door out of the data stage, by table.</p><ul>{items}</ul>
+"""
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -55,11 +60,8 @@ def check(sides: dict[str, pa.Table], settings: PackSettings, docs: Path) -> dic
 
 
 def _frame(split: str, table: pa.Table) -> Frame:
-    frame = table.select(["id", "source", "domain", "label"]).to_pandas()
-    conversations = [record.load(messages) for messages in table.column("messages").to_pylist()]
+    frame = table.select(["id", "source", "domain", "label", "prompt_chars", "answer_chars"]).to_pandas()
     frame["split"] = split
-    frame["prompt_chars"] = [len(record.prompt(messages)) for messages in conversations]
-    frame["answer_chars"] = [len(record.answer(messages)) for messages in conversations]
     return frame
 
 
@@ -133,6 +135,7 @@ def _ask(asked: dict[str, tuple[Frame, list[Any]]], docs: Path) -> list[tuple[bo
         for validation in run.run_results.values():
             results += [(bool(result.success), _in_words(name, result)) for result in validation.results]
     _without_time(docs)
+    _index(docs)
     return results
 
 
@@ -152,6 +155,17 @@ def _in_words(table: str, result: Any) -> str:
 def _without_time(docs: Path) -> None:
     for page in sorted(docs.rglob("*.html")):
         page.write_bytes(_numbered(_CLOCK.sub(b"", page.read_bytes())))
+
+
+def _index(docs: Path) -> None:
+    """The first page as plain links: the library's own draws its table by scripts from elsewhere."""
+    items = []
+    for page in sorted(docs.glob("validations/**/*.html")):
+        address = page.relative_to(docs).as_posix()
+        name = address.split("/")[1]
+        asked = f'<a href="expectations/{quote(name)}.html">all that was asked</a>'
+        items.append(f'<li><a href="{quote(address)}">{escape(name)}: what was found</a>, {asked}</li>')
+    (docs / "index.html").write_text(INDEX.format(items="".join(items)), encoding="utf-8")
 
 
 def _numbered(html: bytes) -> bytes:

@@ -13,7 +13,7 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-function link(href, text) {
+export function link(href, text) {
   // Only addresses of this server or http(s): an address from the data never runs a script.
   const safe = /^(https?:\/\/|\/)/.test(href || "");
   return safe ? make("a", { href, target: "_blank", rel: "noopener", onclick: openOutside }, text) : document.createTextNode(text);
@@ -30,7 +30,7 @@ function openOutside(event) {
 
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
 const points = (value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`;
-const shown = (at) => (at ? new Date(at).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }) : "");
+export const shown = (at) => (at ? new Date(at).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }) : "");
 const release = (id) => (id ? make("code", { title: id }, id.slice(0, 8)) : make("span", { class: "quiet" }, "none"));
 
 const TONE = {
@@ -38,7 +38,7 @@ const TONE = {
   "stopped at gate": "hold", hold: "hold", retrying: "hold", suspended: "hold", "rolled back": "bad", rolled_back: "bad",
   failed: "bad", fail: "bad",
 };
-const tag = (text) => make("span", { class: `tag ${TONE[text] || "neutral"}` }, String(text).replace("_", " "));
+export const tag = (text) => make("span", { class: `tag ${TONE[text] || "neutral"}` }, String(text).replace("_", " "));
 
 export function line(data, onRollBack) {
   const serving = data.serving || {};
