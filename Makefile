@@ -58,12 +58,13 @@ scenarios: setup ## every scenario: kill and corrupt things while a line runs
 bench: setup ## how fast: benchmarks beside their peers, written to bench-*.json
 	$(BIN)/pytest -m benchmark -s tests/benchmarks $(ARGS)
 
-bench-data: setup .venv-peers ## the data stage beside its peers, in one run: a table and bench-data.json (DOCS= documents)
-	REFIT_BENCH_DOCS=$(DOCS) $(BIN)/pytest -m benchmark -s tests/benchmarks/test_data.py tests/benchmarks/test_near_dedup.py $(ARGS)
+bench-data: setup .venv-peers ## the data stage beside its peers, in one run: a table and bench-data.json (DOCS= documents, MB= of a delivery)
+	REFIT_BENCH_DOCS=$(DOCS) REFIT_BENCH_MB=$(or $(MB),1000) $(BIN)/pytest -m benchmark -s tests/benchmarks $(ARGS)
 
-.venv-peers: tests/benchmarks/peers.txt
+.venv-peers: tests/benchmarks/peers.txt tests/benchmarks/peers-bare.txt
 	$(PYTHON) -m venv $@
 	$@/bin/pip install --quiet -r $<
+	$@/bin/pip install --quiet --no-deps -r tests/benchmarks/peers-bare.txt
 	touch $@
 
 soak: setup ## long campaigns of faults (SEED= and COUNT= are settable, a stopped one goes on)

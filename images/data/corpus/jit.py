@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def _sources() -> str:
+    """A digest of the package's modules: Numba itself looks at the file of a kernel, not at those of what it calls."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+numba.config.CACHE_DIR = str(Path(__file__).parent / "__pycache__" / f"kernels-{_sources()}")
 
 
 def kernel(function: Kernel) -> Kernel:

@@ -161,6 +161,17 @@ def any_words(data: Bytes, start: int, stop: int, out: Hashes) -> int:
     at = start
     while at < stop:
         byte = data[at]
+        if np.uint8(0xE4) <= byte <= np.uint8(0xE9) and at + 3 <= stop:
+            # Most of a Chinese text: U+4000 to U+9FFF, three bytes each and a word each.
+            if inside:
+                out[count] = mix64(word ^ chunk)
+                count += 1
+                inside = False
+            three = np.uint64(byte) | np.uint64(data[at + 1]) << np.uint64(8) | np.uint64(data[at + 2]) << np.uint64(16)
+            out[count] = mix64(FACTOR ^ three)
+            count += 1
+            at += 3
+            continue
         width = 1
         alone = False
         separates = True
