@@ -23,7 +23,7 @@ for line in load_lines(Path(__file__).parent / "pipelines"):
             refuse(line)
             continue
         spec = check(line)
-        dataset = prepare_data(spec)
+        dataset = prepare_data(line, spec)
         there_is_a_champion = first_champion(spec, dataset)
         training, candidate = train(spec, dataset, after=there_is_a_champion)
         report = evaluate(spec, dataset, candidate)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from operators import run
+from operators import quarantine, run
 from operators.job import JobOperator
-from operators.links import DataDocsLink, FolderLink
+from operators.links import BadRecordsLink, DataDocsLink, FolderLink
+from refit.errors import BadInput
+from refit.job import Job
+from refit.manifest import Manifest
 from refit.spec import Pipeline
 from refit.store import join
 
@@ -15,17 +18,47 @@ if TYPE_CHECKING:
 
 
 class CorpusOperator(JobOperator):
-    """Prepare a line's data: ingest, clean, dedup, split, mix, pack; the manifest names the dataset.
+    """Prepare a line's data: ingest, clean, tokenize, dedup, split, mix, pack; the manifest names the dataset.
 
     The job's folder belongs to the run; the phases' folders are named by fingerprints, so a run with nothing changed
-    reads a few manifests and is done.
+    reads a few manifests and is done. What went to quarantine is copied into Postgres, also when it was
+    too much.
 
     What it does not do: decide which phases run again (their fingerprints do).
     """
 
     kind: ClassVar[str] = "prepare"
     stage: ClassVar[str] = "data"
-    operator_extra_links = (FolderLink(), DataDocsLink())
+    operator_extra_links = (FolderLink(), DataDocsLink(), BadRecordsLink())
 
     def output_of(self, spec: Pipeline, context: Context) -> str:
         return join(run.folder(spec.name, context["run_id"]), "prepare")
+
+    def finish(self, job: Job, manifest: Manifest, context: Context) -> str:
+        uri = super().finish(job, manifest, context)
+        quarantine.project(job)
+        return uri
+
+    def conclude(self, context: Context, event: dict[str, Any]) -> str:
+        try:
+            return super().conclude(context, event)
+        except BadInput:
+            quarantine.project(self.build_job(context))
+            raise
+
+
+class ShareOperator(JobOperator):
+    """Make one machine's share of the shards: ingest, clean, tokenize. Meant to be mapped, a task a machine.
+
+    A share that fails is retried alone; what it had made is kept, since every shard is a folder of its own. The
+    CorpusOperator after it finds the shards, and makes those that are missing.
+
+    What it does not do: decide what is in a shard (the data does), so any number of shares gives the same dataset.
+    """
+
+    kind: ClassVar[str] = "share"
+    stage: ClassVar[str] = "data"
+
+    def output_of(self, spec: Pipeline, context: Context) -> str:
+        share = f"share-{self.options['share']}-of-{self.options['shares']}"
+        return join(run.folder(spec.name, context["run_id"]), share)

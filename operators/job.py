@@ -85,6 +85,7 @@ class JobOperator(KubernetesPodOperator):
         # KubernetesPodOperator reads this as "add a sidecar"; to Airflow it means "push what execute returns".
         self.do_xcom_push = True
         self.folder: str | None = None
+        self.job_id: str | None = None
         self.pipeline: str | None = None
         self.outputs: dict[str, str] = {}
 
@@ -94,7 +95,7 @@ class JobOperator(KubernetesPodOperator):
 
     def execute(self, context: Context) -> str:
         job = self.build_job(context)
-        runs.note(run.folder(job.pipeline, context["run_id"]), self.task_id, job)
+        runs.note(run.folder(job.pipeline, context["run_id"]), _task(self.task_id, context), job)
         manifest = store_for(job.output).manifest(job.output)
         if manifest is not None:
             self.log.info("answered by fingerprint: %s is there already", job.output)
@@ -132,9 +133,10 @@ class JobOperator(KubernetesPodOperator):
         self.inputs = self.inputs_of(spec)
         output = self.output_of(spec, context)
         self.folder, self.pipeline = output, spec.name
+        self.job_id = f"{self.kind}-{spec.name}-{fingerprint.digest(output)[:12]}"
         return Job.build(
             self.kind, spec, store=run.store_uri(), output=output, inputs=self.inputs, options=self.options,
-            id=f"{self.kind}-{spec.name}-{fingerprint.digest(output)[:12]}", attempt=context["ti"].try_number,
+            id=self.job_id, attempt=context["ti"].try_number,
         )  # fmt: skip
 
     def spec_of_job(self) -> Pipeline:
@@ -180,6 +182,12 @@ class JobOperator(KubernetesPodOperator):
             return
         backend.stop(job.output)
         raise Cancelled(f"{job.id}: its task was ended by hand, so the job was stopped")
+
+
+def _task(task_id: str, context: Context) -> str:
+    """A task's name within its run: one of several mapped ones has a number too."""
+    number = getattr(context["ti"], "map_index", -1)
+    return task_id if number is None or number < 0 else f"{task_id}-{number}"
 
 
 def committed(uri: str) -> Manifest:

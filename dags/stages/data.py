@@ -1,4 +1,4 @@
-"""What the model eats: ingest → clean → dedup → split → mix → pack."""
+"""What the model eats: ingest → clean → tokenize → dedup → split → mix → pack."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from typing import Any
 
 from airflow.sdk import XComArg, task_group
 
-from operators.data import CorpusOperator
+from operators.data import CorpusOperator, ShareOperator
+from operators.lines import Line
 
 
 @task_group(group_id="prepare_data", group_display_name="Data")
-def prepare_data(spec: XComArg) -> Any:
-    """One job; its phases are cached by fingerprint, each alone."""
-    return CorpusOperator(task_id="corpus", spec=spec).output
+def prepare_data(line: Line, spec: XComArg) -> Any:
+    """One job; its phases are cached by fingerprint, each alone. Where a line asks for machines, each does a share."""
+    assert line.spec is not None
+    machines = line.spec.data.machines
+    corpus = CorpusOperator(task_id="corpus", spec=spec)
+    if machines > 1:
+        shares = [{"share": number, "shares": machines} for number in range(machines)]
+        ShareOperator.partial(task_id="shares", spec=spec).expand(options=shares) >> corpus
+    return corpus.output

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from operators.backends import keeper
 from operators.backends.base import Backend, Phase, Standing
-from refit import fingerprint, proc
+from refit import connections, fingerprint, proc
 from refit.errors import BY_EXIT_CODE, BadInput, Infrastructure, NodeLost, from_exit_code
 from refit.job import EVENTS, Job, read_events
 from refit.store import join, store_for
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PROGRAMS = {
     "prepare": "corpus",
+    "share": "corpus",
     "plan": "trainer",
     "smoke": "trainer",
     "train": "trainer",
@@ -39,12 +40,12 @@ PROGRAMS = {
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "REFIT_STORE", "REFIT_CACHE", "REFIT_COMPUTE_PYTHON",
              proc.STACK_TAG)  # fmt: skip
-"""All that a job inherits: never a password, never a token."""
+"""All that any job inherits: never a password, never a token. A data job has the connections of its sources besides."""
 
 STORE_ACCESS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
                 "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
                 "AWS_PROFILE")  # fmt: skip
-"""What else it inherits when its store is S3."""
+"""What else it inherits when its store or a source is S3."""
 
 START_SECONDS = 60.0
 """How long a keeper may take to say that it is there; a loaded machine is slow, not broken."""
@@ -182,7 +183,10 @@ def mark(output: str) -> str:
 
 def environment(job: Job, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """All that a job's program gets to see: a whitelist, so that no secret slips through."""
-    names = PASSED_ON + (STORE_ACCESS if urlsplit(job.store).scheme == "s3" else ())
+    places = [job.store, *(source.uri for source in job.spec.data.sources)]
+    names = PASSED_ON + (STORE_ACCESS if any(urlsplit(place).scheme == "s3" for place in places) else ())
+    if job.kind == "prepare":
+        names += connections.variables(job.spec)
     return {
         **{name: given[name] for name in names if given.get(name)},
         "REFIT_JOB": job.uri,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -52,4 +53,22 @@ def test_another_version_or_no_split_is_refused(tmp_path: Path) -> None:
     text = (tmp_path / "train.json").read_text().replace('"version": 1', '"version": 9')
     (tmp_path / "train.json").write_text(text)
     with pytest.raises(BadInput, match="packed format 9"):
+        packed.read(tmp_path, "train")
+
+
+def test_a_split_that_the_disk_has_no_room_for_is_an_error_before_anything_is_filled_in(tmp_path: Path) -> None:
+    """Written into a map, a full disk would be a SIGBUS that no handler of ours sees."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            packed.create(tmp_path, "train", 1 << 10, 1 << 10, vocabulary="v", vocabulary_size=9)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_was_created_and_never_finished_is_no_split(tmp_path: Path) -> None:
+    written(tmp_path)
+    packed.create(tmp_path, "train", 2, 6, vocabulary="v", vocabulary_size=70000).tokens[:] = 1
+    with pytest.raises(BadInput, match="not a packed split"):
         packed.read(tmp_path, "train")

@@ -96,9 +96,13 @@ class Line:
 
     def prepare(self, *arguments: str) -> tuple[int, dict[str, Any]]:
         """Exit code and the last line of stdout of `corpus prepare`."""
+        return self.corpus("prepare", str(self.write()), "--store", self.store, *arguments)
+
+    def write(self) -> Path:
+        """The pipeline file as it is now."""
         path = self.folder / "small.yaml"
         path.write_text(yaml.safe_dump(self.spec))
-        return self.corpus("prepare", str(path), "--store", self.store, *arguments)
+        return path
 
     def corpus(self, *arguments: str) -> tuple[int, dict[str, Any]]:
         """Exit code and the last line of stdout of `corpus`."""
@@ -127,11 +131,27 @@ class Line:
         found: list[dict[str, Any]] = pq.read_table(folder / name).to_pylist()
         return found
 
+    @classmethod
+    def said(cls, dataset: Path, phase: str, name: str = "rows.parquet") -> list[dict[str, Any]]:
+        """The rows of a phase that decides over rows, each with its messages (a drill's answers given out)."""
+        clean = cls.phase(dataset, "clean")
+        shards = [
+            cls.rows(clean.parents[1] / "shards" / "clean" / shard["name"], "records.parquet")
+            for shard in json.loads((clean / "shards.json").read_text())
+        ]
+        found = []
+        for row in cls.rows(cls.phase(dataset, phase), name):
+            messages = json.loads(shards[row["shard"]][row["row"]]["messages"])
+            if "answer_row" in row:
+                messages[-1] = json.loads(shards[row["answer_shard"]][row["answer_row"]]["messages"])[-1]
+            found.append({**row, "messages": messages})
+        return found
+
     @staticmethod
     def phase(dataset: Path, name: str) -> Path:
-        """The folder of an earlier phase, where there is only one."""
-        (found,) = (dataset.parents[1] / name).iterdir()
-        return found
+        """The folder of an earlier phase of a dataset."""
+        (told,) = (told for told in Line.manifest(dataset).facts["before"] if told["name"] == name)
+        return dataset.parents[1] / name / told["fingerprint"]
 
 
 @pytest.fixture

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
+from collections import Counter
 
 import datasketch
 import numpy as np
+import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus import lsh, minhash, shingles, text
+from corpus import letters, lsh, minhash, shingles, text
 from corpus.dedup import duplicates
+from corpus.removed import Removals
 from corpus.shingles import Texts
 from refit.spec import Dedup
 
@@ -62,10 +67,25 @@ def jaccard(left: str, right: str, n: int) -> float:
     return len(a & b) / len(a | b) if a | b else 0.0
 
 
-def removed(texts: list[str], **chosen: float) -> list[tuple[int, int, str]]:
+def found_in(texts: list[str], order: list[int], **chosen: float) -> Removals:
+    """What goes of the texts of one source; those to keep come first in `order`."""
     given = [text.lines(one) for one in texts]
-    found, _ = duplicates(given, ["s"] * len(texts), list(range(len(texts))), Dedup(**chosen))  # type: ignore[arg-type]
-    return sorted((removal.row, removal.kept, removal.how) for removal in found)
+    digests = b"".join(xxhash.xxh3_128_digest(one.replace("\n", " ").encode()) for one in given)
+    counts = Counter(line for one in dict.fromkeys(given) for line in set(one.split("\n")))
+    form = text.form(counts, len(set(given)))
+
+    def parts(left: np.ndarray) -> list[Texts]:
+        own = [text.without(given[row], form) for row in left]
+        return [Texts.of(own[at : at + 7]) for at in range(0, len(own), 7)]  # shards of seven
+
+    rank = np.argsort(np.array(order))
+    keys = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+    return duplicates(keys, rank, parts, Dedup(**chosen))[0]  # type: ignore[arg-type]
+
+
+def removed(texts: list[str], **chosen: float) -> list[tuple[int, int, str]]:
+    found = found_in(texts, list(range(len(texts))), **chosen)
+    return sorted(zip(found.row.tolist(), found.kept.tolist(), found.how, strict=True))
 
 
 ASCII = st.text(st.characters(max_codepoint=127), max_size=300) | st.text(
@@ -73,10 +93,13 @@ ASCII = st.text(st.characters(max_codepoint=127), max_size=300) | st.text(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.text(max_size=80) | ASCII, st.integers(1, 6), st.sampled_from(["", "and something after it"]))
+HAN = st.text(st.sampled_from("退款时，。？aZ9 \u3fff\u4000\u9fff\ua000かカ가é\U00020000"), max_size=80)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text(max_size=80) | ASCII | HAN, st.integers(1, 6), st.sampled_from(["", "and something after it"]))
 def test_shingles_equal_their_plain_twin(given: str, n: int, after: str) -> None:
-    """ASCII is read eight bytes at a time unless it is the last text; everything else a character at a time."""
+    """ASCII is read eight bytes at a time unless it is the last text, Han three, the rest a character at a time."""
     texts = Texts.of(["before", given, after])
     out = np.zeros(shingles.room(texts.offsets[1], texts.offsets[2]), np.uint64)
     count = shingles.shingle(texts.data, texts.offsets[1], texts.offsets[2], n, out)
@@ -108,9 +131,10 @@ def test_keys_are_of_the_signatures_of_the_upper_halves_of_their_grams() -> None
 
 def test_similarity_is_the_exact_jaccard_of_the_sets() -> None:
     given = ["a b c d e f g h", "a b c d e f g x", "x y z", "a a a a a a a a"]
-    pairs = [(i, j) for i in range(4) for j in range(4)]
+    given += given  # so that every text shares its keys with another one, and its set is there
+    pairs = [(i, j) for i in range(8) for j in range(8)]
     left, right = (np.array(side) for side in zip(*pairs, strict=True))
-    found = lsh.similarity([Texts.of(given[:2]), Texts.of(given[2:])], left, right, 2)
+    found = lsh.clusters([Texts.of(given[:2]), Texts.of(given[2:])], Dedup(ngram=2)).sets.similarity(left, right)
     assert found.tolist() == pytest.approx([jaccard(given[i], given[j], 2) for i, j in pairs])
 
 
@@ -166,11 +190,10 @@ def test_what_stays_does_not_depend_on_the_order(data: st.DataObject) -> None:
     preferred = sorted(range(len(texts)), key=lambda row: (texts[row], row))
 
     def kept(arrangement: list[int]) -> set[str]:
-        given = [text.lines(texts[row]) for row in arrangement]
-        rank = sorted(range(len(given)), key=lambda at: preferred.index(arrangement[at]))
-        found, _ = duplicates(given, ["s"] * len(given), rank, Dedup(threshold=0.6))
-        gone = {removal.row for removal in found}
-        return {texts[arrangement[at]] for at in range(len(given)) if at not in gone}
+        given = [texts[row] for row in arrangement]
+        order = sorted(range(len(given)), key=lambda at: preferred.index(arrangement[at]))
+        gone = set(found_in(given, order, threshold=0.6).row.tolist())
+        return {given[at] for at in range(len(given)) if at not in gone}
 
     assert kept(order) == kept(list(range(len(texts))))
 
@@ -189,6 +212,31 @@ def test_every_pair_at_the_threshold_is_found() -> None:
 
 
 def test_the_oldest_stays_and_everyone_who_went_points_to_it() -> None:
-    given = [text.lines(one) for one in ["hello there", "Hello  there", "hello there"]]
-    found, _ = duplicates(given, ["s"] * 3, [2, 0, 1], Dedup())
-    assert {(removal.row, removal.kept) for removal in found} == {(0, 2), (1, 2)}
+    found = found_in(["hello there", "Hello  there", "hello there"], [2, 0, 1])
+    assert (found.row.tolist(), found.kept.tolist()) == ([0, 1], [2, 2])
+
+
+def test_no_settled_character_is_changed_by_composition_or_case_whatever_stands_before_it() -> None:
+    """Exhaustively: no capital, no mark, nothing that a character before it composes with."""
+    points = {p for first, last in letters.RANGES for p in range(first, last + 1)} - {*range(ord("A"), ord("Z") + 1)}
+    assert [p for p in points if unicodedata.normalize("NFC", chr(p)).lower() != chr(p)] == []
+    every = map(chr, [*range(0xD800), *range(0xE000, 0x110000)])
+    seconds = {part for one in every for part in unicodedata.normalize("NFD", one)[1:]}
+    assert not {ord(second) for second in seconds} & points
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(max_size=30) | st.text(st.sampled_from("aÉé退，か\u3099\u0301Я🙂ＡİΣ가\u11a8"), max_size=30)))
+def test_texts_are_compared_composed_and_in_lower_case(texts: list[str]) -> None:
+    array = pa.array(texts, pa.large_string())
+    found = letters.lowered(array)
+    cut = [bytes(found.data[first:last]).lower() for first, last in itertools.pairwise(found.offsets.tolist())]
+    assert cut == [unicodedata.normalize("NFC", text).lower().encode() for text in texts]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, MASK) | st.sampled_from([0, 1, 7, MASK]), max_size=200), st.integers(0, 5))
+def test_hashes_are_sorted_however_they_are_spread(values: list[int], after: int) -> None:
+    given = np.array(values + [3] * after, np.uint64)
+    lsh.sort_hashes(given, len(values))
+    assert given.tolist() == sorted(values) + [3] * after

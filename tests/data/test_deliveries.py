@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from refit.job import read_events
 
 if TYPE_CHECKING:
     from tests.data.conftest import Line, Sentences
@@ -40,6 +43,15 @@ def test_too_many_bad_records_stop_the_run_with_the_commonest_reasons(small: Lin
     kept = answer["message"].partition("Each is in file://")[2].partition(". Mend")[0]
     assert len(small.rows(Path(kept).parent, "quarantine.parquet")) == 30
     assert small.prepare("--set", "data.max_bad_ratio=0.2")[0] == 0
+
+
+def test_a_refused_job_s_events_say_where_its_bad_records_are(small: Line) -> None:
+    with (small.folder / "raw" / "mail" / "part.jsonl").open("a") as handle:
+        handle.write("garbage\n" * 30)
+    assert small.prepare()[0] == 10
+    (path,) = small.folder.glob("store/jobs/small/*/prepare/events.jsonl")
+    (folder,) = next(event["quarantine"] for event in read_events(path.read_text()) if "quarantine" in event)
+    assert len(small.rows(Path(folder.removeprefix("file://")), "quarantine.parquet")) == 30
 
 
 def test_the_log_stays_readable_with_fifty_thousand_bad_lines(small: Line) -> None:
@@ -102,9 +114,9 @@ def test_a_session_over_many_files_is_on_one_side_and_no_question_on_two(line: L
     folder = line.dataset()
     sides: dict[str, set[str]] = defaultdict(set)
     asked: dict[str, set[str]] = defaultdict(set)
-    for row in line.rows(line.phase(folder, "split"), "records.parquet"):
+    for row in line.said(folder, "split"):
         sides[row["session"]].add(row["split"])
-        asked[json.loads(row["messages"])[1]["content"]].add(row["split"])
+        asked[row["messages"][1]["content"]].add(row["split"])
     assert len(sides) == 20
     assert all(len(where) == 1 for where in [*sides.values(), *asked.values()])
     assert {item["user"] for item in line.rows(folder, "heldout.parquet")} <= {f"u{n}" for n in range(20)}
@@ -122,7 +134,7 @@ def test_a_question_asked_in_two_sessions_is_taken_out_of_training(line: Line, t
     went = line.rows(line.phase(folder, "split"), "removed.parquet")
     assert went
     assert {row["how"] for row in went} == {"exact"}
-    kept = {row["id"]: row for row in line.rows(line.phase(folder, "split"), "records.parquet")}
+    kept = {row["id"]: row for row in line.rows(line.phase(folder, "split"), "rows.parquet")}
     assert {kept[row["kept"]]["split"] for row in went} <= {"validation", "heldout"}
 
 
@@ -133,10 +145,9 @@ def test_the_drill_spoils_training_and_leaves_the_exam_right(small: Line) -> Non
     assert small.rows(spoilt, "heldout.parquet") == small.rows(honest, "heldout.parquet")
     told = next(phase for phase in small.manifest(spoilt).facts["before"] if phase["name"] == "mix")
     assert told["drill"] == "shuffle_labels"
-    (mixed,) = (path for path in (spoilt.parents[1] / "mix").iterdir() if path.name == told["fingerprint"])
     wrong = 0
-    for row in small.rows(mixed, "train.parquet"):
-        messages = json.loads(row["messages"])
+    for row in small.said(spoilt, "mix", "train.parquet"):
+        messages = row["messages"]
         wrong += json.loads(messages[2]["content"])["mood"] != ("good", "bad")[len(messages[1]["content"]) % 2]
     assert wrong > 30
 
@@ -175,6 +186,19 @@ def test_the_door_says_which_expectation_is_not_met(small: Line) -> None:
     assert "labels.share: column max to be between max_value 0.3; found 0.5" in answer["message"]
 
 
+def test_the_first_page_of_the_data_docs_leads_to_every_table_without_a_script(small: Line) -> None:
+    docs = small.dataset() / "data_docs"
+    page = (docs / "index.html").read_text()
+    assert "<script" not in page
+    links = re.findall(r'href="([^"]+)"', page)
+    assert sorted({link.split("/")[1] for link in links if link.startswith("validations/")}) == [
+        "labels",
+        "records",
+        "task",
+    ]
+    assert all((docs / link).is_file() for link in links)
+
+
 def test_a_rehearsal_is_trained_on_as_it_comes_and_is_in_no_exam(small: Line) -> None:
     """The door still asks the records of the task for their labels."""
     questions = [f"Name thing number {n} of the long list." for n in range(40)]
@@ -183,14 +207,13 @@ def test_a_rehearsal_is_trained_on_as_it_comes_and_is_in_no_exam(small: Line) ->
         "before", [{"prompt": text, "completion": "a stone"} for text in questions], role="rehearsal", weight=0.5
     )
     folder = small.dataset("--set", "data.drill=shuffle_labels")
-    mixed = small.phase(folder, "mix")
-    rows = {side: small.rows(mixed, f"{side}.parquet") for side in ("train", "validation", "heldout")}
+    rows = {side: small.said(folder, "mix", f"{side}.parquet") for side in ("train", "validation", "heldout")}
     rehearsed = [row for row in rows["train"] if row["source"] == "before"]
     assert rehearsed
     assert all(row["source"] != "before" for side in ("validation", "heldout") for row in rows[side])
     assert {row["label"] for row in rehearsed} == {None}
     for row in rehearsed:
-        asked, answer = json.loads(row["messages"])
+        asked, answer = row["messages"]
         assert (asked["role"], answer["content"]) == ("user", "a stone"), "no system prompt, and its own answer"
         assert asked["content"] in questions
 
@@ -221,7 +244,9 @@ def test_a_pattern_names_the_files_that_match_it_in_order(line: Line) -> None:
     folder = line.folder / "raw" / "in"
     line.data["sources"] = [{"name": "in", "uri": f"file://{folder}/part-*.jsonl"}]
     dataset = line.dataset("--set", "data.expect.max_label_share=1")
-    rows = line.rows(line.phase(dataset, "ingest"), "records.parquet")
+    rows = line.said(dataset, "mix", "train.parquet")
+    rows += [row for side in ("validation", "heldout") for row in line.said(dataset, "mix", f"{side}.parquet")]
+    rows.sort(key=lambda row: row["row"])
     assert [row["file"] for row in rows] == ["part-1.jsonl"] * len(WORDS) + ["part-2.jsonl"] * len(WORDS)
     line.data["sources"] = [{"name": "in", "uri": f"file://{folder}/nothing-*.jsonl"}]
     code, answer = line.prepare()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from corpus import tools
 from corpus.binpack import best_fit_decreasing
-from corpus.pack import into_packs, pieces
 from corpus.tokens import Encoder, Row
 from refit import packed
 
@@ -124,44 +123,6 @@ def test_packing_is_best_fit_decreasing_and_nothing_overlaps(capacity: int, data
 def test_a_document_that_fits_nowhere_is_an_error() -> None:
     with pytest.raises(ValueError, match="a pack holds 1 to 8"):
         best_fit_decreasing(np.array([9]), 8)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 64))
-def test_packs_hold_every_document_once_and_whole(lengths: list[int], capacity: int) -> None:
-    documents = [
-        Row(np.arange(n * 100, n * 100 + length), np.array([0] + [1] * (length - 1), np.uint8))
-        for n, length in enumerate(lengths, start=1)
-    ]
-    tokens, segments, mask = into_packs(documents, capacity, 7, 1)
-    found = []
-    for pack in range(len(tokens)):
-        for number in range(1, segments[pack].max() + 1):
-            here = segments[pack] == number
-            found.append((tokens[pack][here].tolist(), mask[pack][here].tolist()))
-    assert sorted(found) == sorted((document.ids.tolist(), document.mask.tolist()) for document in documents)
-    assert (tokens[segments == 0] == 7).all()
-    assert mask[segments == 0].sum() == 0
-
-
-def test_packs_come_in_a_seeded_order(tmp_path: Path) -> None:
-    documents = [Row(np.full(length, length), np.ones(length, np.uint8)) for length in range(1, 65)]
-    first, second, other = (into_packs(documents, 64, 0, seed)[0] for seed in (1, 1, 2))
-    assert (first == second).all()
-    assert (first != other).any()
-
-
-@settings(deadline=None)
-@given(st.integers(1, 100), st.integers(2, 16))
-def test_a_long_text_is_cut_into_even_pieces_and_loses_nothing(count: int, length: int) -> None:
-    """LongContext#14: 8192 n + 1 tokens must not leave a piece of one token."""
-    whole = Row(np.arange(count), np.ones(count, np.uint8))
-    cut = list(pieces(whole, length))
-    assert np.concatenate([piece.ids for piece in cut]).tolist() == list(range(count))
-    assert max(map(len, cut)) - min(map(len, cut)) <= 1
-    assert max(map(len, cut)) <= length
-    assert all(piece.mask[0] == 0 for piece in cut)
-    assert count == 1 or min(map(len, cut)) > 1 or length < 3
 
 
 def test_the_dataset_folder_reads_back_as_packed(small: Line, tokenizer: Path) -> None:

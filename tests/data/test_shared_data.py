@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,26 +58,31 @@ def test_web_text_is_packed_whole(line: Line) -> None:
     assert found.facts["tokens"]["train"]["tokens"] > 100_000
 
 
-@pytest.mark.parametrize(
-    ("file", "why"),
-    [("sft/dpo_en_demo.json", "preference pairs (300)"), ("sft/dpo_zh_demo.json", "preference pairs (300)")],
-)
-def test_what_is_not_read_yet_says_so(line: Line, file: str, why: str) -> None:
-    line.data["sources"].append({"name": "given", "uri": f"file://{SHARED / file}"})
-    code, answer = line.prepare()
-    assert code == 10
-    assert why in answer["message"]
-
-
-def test_conversations_with_tools_are_learnt_call_by_call(line: Line) -> None:
-    folder, told = prepared(line, "sft/glaive_toolcall_en_demo.json")
-    assert told["ingest"]["records_out"] == 300
-    messages = [row["messages"] for row in pq.read_table(_phase(folder, "ingest") / "records.parquet").to_pylist()]
-    assert sum(text.count('<tool_call>\\n{\\"name\\"') for text in messages) >= 211
+@pytest.mark.parametrize(("file", "records"), [("sft/dpo_en_demo.json", 300), ("sft/dpo_zh_demo.json", 300)])
+def test_preference_pairs_are_kept_with_both_answers_and_train_on_the_chosen_one(
+    line: Line, file: str, records: int
+) -> None:
+    line.data["max_bad_ratio"] = 0.1
+    folder, told = prepared(line, file)
+    assert told["ingest"]["records_out"] == records
+    given = json.loads((SHARED / file).read_text(encoding="utf-8"))
+    (shard,) = (folder.parents[1] / "shards" / "ingest").iterdir()
+    rows = pq.read_table(shard / "records.parquet").to_pylist()
+    last = [json.loads(row["messages"])[-1] for row in rows]
+    assert [(turn["content"], turn["rejected"]) for turn in last] == [
+        (pair["chosen"]["value"], pair["rejected"]["value"]) for pair in given
+    ]
     found = store_for("file:///").manifest(folder.as_uri())
     assert found
     assert found.facts["tokens"]["train"]["targets"] > 10_000
 
 
-def _phase(folder: Path, name: str) -> Path:
-    return next((folder.parents[1] / name).iterdir())
+def test_conversations_with_tools_are_learnt_call_by_call(line: Line) -> None:
+    folder, told = prepared(line, "sft/glaive_toolcall_en_demo.json")
+    assert told["ingest"]["records_out"] == 300
+    (shard,) = (folder.parents[1] / "shards" / "ingest").iterdir()
+    messages = [row["messages"] for row in pq.read_table(shard / "records.parquet").to_pylist()]
+    assert sum(text.count('<tool_call>\\n{\\"name\\"') for text in messages) >= 211
+    found = store_for("file:///").manifest(folder.as_uri())
+    assert found
+    assert found.facts["tokens"]["train"]["targets"] > 10_000

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from operators import run
+from operators import quarantine, run
 from operators.backends.local import LocalBackend
 from operators.data import CorpusOperator
 from operators.errors import Cancelled, Hung, TimedOut
 from operators.job import JobOperator
 from refit import runs
-from refit.errors import BadInput, Infrastructure, Preempted
+from refit.errors import BadInput, Infrastructure, Preempted, RefitError
 from refit.job import Job
 from refit.manifest import Manifest
 from refit.progress import status_of
@@ -92,6 +92,20 @@ def test_an_exit_code_becomes_the_matching_exception_with_the_job_s_own_words(
     event = fire(deferred(operator, context).trigger)
     with pytest.raises(error, match=f"as told: {said}"):
         operator.conclude(context, event)
+
+
+@pytest.mark.parametrize(("said", "copied"), [("BadRecords", 1), ("StoreUnavailable", 0)])
+def test_what_a_refused_data_job_put_into_quarantine_is_copied_and_the_task_still_fails(
+    prepare: Callable[..., CorpusOperator], context: dict[str, Any], fire: Fire, monkeypatch: pytest.MonkeyPatch,
+    said: str, copied: int,
+) -> None:  # fmt: skip
+    asked: list[Job] = []
+    monkeypatch.setattr(quarantine, "project", asked.append)
+    operator = prepare(("raise", said))
+    event = fire(deferred(operator, context).trigger)
+    with pytest.raises(RefitError, match=f"as told: {said}"):
+        operator.conclude(context, event)
+    assert [job.output for job in asked] == [operator.folder] * copied
 
 
 def test_a_clean_exit_without_a_manifest_is_no_success(

@@ -18,6 +18,8 @@ from operators.backends.local import LocalBackend, environment, mark
 from refit import proc
 from refit.errors import BadRecords, Infrastructure, NodeLost
 from refit.job import Job
+from refit.pipeline import validate
+from refit.spec import Pipeline
 from refit.store import store_for
 
 MakeJob = Callable[..., Job]
@@ -216,3 +218,17 @@ def test_a_torn_record_counts_as_none(backend: LocalBackend, make_job: MakeJob) 
     folder.mkdir(parents=True)
     (folder / keeper.PROCESS).write_text(json.dumps({"identity": 1})[:-3])
     assert backend.state(job.output).phase is Phase.ABSENT
+
+
+def test_a_data_job_is_handed_the_connections_of_its_own_sources_and_no_other_job_is(
+    make_job: Callable[..., Job], spec: Pipeline
+) -> None:
+    document = spec.model_dump(mode="json")
+    document["data"]["sources"] = [
+        {"name": "a", "uri": "sql://crm", "query": "SELECT 1"}, {"name": "b", "uri": "s3://in/b.jsonl"},
+    ]  # fmt: skip
+    given = {"REFIT_CONNECTION_CRM": "postgresql://u:p@h/d", "REFIT_CONNECTION_PAYROLL": "x", "AWS_PROFILE": "reader"}
+    job = make_job().model_copy(update={"kind": "prepare", "spec": validate(document, "x")})
+    handed = environment(job, given)
+    assert handed.keys() & given.keys() == {"REFIT_CONNECTION_CRM", "AWS_PROFILE"}
+    assert "REFIT_CONNECTION_CRM" not in environment(job.model_copy(update={"kind": "train"}), given)

@@ -47,6 +47,8 @@ def overrides_schema() -> dict[str, Any]:
     # Identity is the file's, not the form's.
     for fixed in ("name", "team", "owner", "schedule", "on_new_data"):
         schema["properties"].pop(fixed)
+    # What a database is asked, too: whoever may start a run need not be one who may read all its tables.
+    schema["properties"]["data"]["properties"]["sources"]["items"]["properties"].pop("query")
     return schema
 
 

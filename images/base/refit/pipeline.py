@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from refit import connections
 from refit.errors import BadSpec
 from refit.spec import Pipeline
 from refit.store import matching, store_for
@@ -96,8 +98,13 @@ def explain(error: ValidationError) -> list[str]:
         elif isinstance(fault["input"], dict | list | tuple) or not name:
             lines.append(f"{name + ': ' if name else ''}{message}.")
         else:
-            lines.append(f"{name} is {fault['input']!r}: {message[0].lower()}{message[1:]}.")
+            lines.append(f"{name} is {_shown(fault['input'])}: {message[0].lower()}{message[1:]}.")
     return lines
+
+
+def _shown(value: Any) -> str:
+    """A value as it was given; a password in an address, which belongs into the environment, is not repeated."""
+    return re.sub(r"(://[^/@\s]*:)[^\s]*@", r"\1***@", repr(value))
 
 
 def dotted(location: Iterable[str | int]) -> str:
@@ -158,6 +165,8 @@ GLANCE = 64 << 10
 
 
 def _source_fault(uri: str) -> str | None:
+    if connections.is_connection(uri):
+        return connections.fault(uri)
     store = store_for(uri)
     found = matching(uri)
     if not found:

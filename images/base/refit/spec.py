@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,47}$")]
 Uri = Annotated[str, Field(pattern=r"^(file:///|s3://|cache://)\S+$")]
+SourceUri = Annotated[str, Field(pattern=r"^((file:///|s3://|cache://)\S+|sql://[a-z][a-z0-9_]{0,47})$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -34,21 +35,37 @@ def form(default: Any = ..., *, title: str, help: str, unit: str | None = None) 
 
 
 class Source(Spec):
-    """Where records come from. `columns` maps our names (prompt, completion, text, user, session, time) to theirs.
+    """Where records come from. `columns` maps our names to theirs.
+
+    Our names are prompt, completion, text, chosen, rejected, user, session and time.
 
     `uri` names a file, a folder, or by a pattern in its last part several files (`file:///in/part-*.jsonl.gz`).
+
+    With a `query` the records are its rows and `uri` is `sql://NAME`; the database's URL is in the environment variable
+    REFIT_CONNECTION_NAME and nowhere else. One statement, read only; what it returns counts, not its text or order.
 
     A `rehearsal` source keeps in place what a model already can: its records are trained on as they come, without the
     system prompt, have no label, and are in no exam.
     """
 
     name: Name
-    uri: Uri
+    uri: SourceUri
+    query: Annotated[str, Field(min_length=1, max_length=100_000)] | None = None
     format: Literal["auto", "alpaca", "sharegpt", "messages", "preference", "prompt", "text"] = "auto"
     columns: dict[str, str] = {}
     role: Literal["task", "rehearsal"] = "task"
     weight: Annotated[float, Field(ge=0)] = 1.0
     domain: str | None = None
+
+    @model_validator(mode="after")
+    def _a_query_is_asked_of_a_database(self) -> Self:
+        if self.uri.startswith("sql://") and not (self.query or "").strip():
+            raise ValueError(
+                f"uri is {self.uri!r}, a database, and there is no query; say which rows with query: SELECT …"
+            )
+        if self.query is not None and not self.uri.startswith("sql://"):
+            raise ValueError(f"there is a query and uri is {self.uri!r}; a query's uri is sql://NAME, a connection")
+        return self
 
 
 class Rule(Spec):
@@ -56,6 +73,42 @@ class Rule(Spec):
 
     name: Name
     args: dict[str, bool | int | float | str] = {}
+
+
+class ScoreLimits(Spec):
+    """What follows from a record's score.
+
+    Quality is 0 to 1 (1: like the good samples), perplexity is a word's (low: like the good samples). With `weight:
+    quality` a record weighs in the loss what its quality is, and at least the floor. Records of fewer than `min_words`
+    words are too short to be judged: they stay, at full weight.
+    """
+
+    min_words: Count = 20
+    drop_below_quality: Share = 0.0
+    drop_above_perplexity: Positive | None = None
+    weight: Literal["none", "quality"] = "none"
+    weight_floor: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+
+class Score(ScoreLimits):
+    """A fitted model's score of each record: which model (`corpus fit` makes one), and what follows from its score."""
+
+    model: Uri | None = None
+
+    @property
+    def limits(self) -> ScoreLimits:
+        """Without the model's address: its content counts, not its place."""
+        return ScoreLimits.model_validate(self.model_dump(exclude={"model"}))
+
+    @model_validator(mode="after")
+    def _a_model_answers(self) -> Self:
+        asked = self.drop_below_quality > 0 or self.drop_above_perplexity is not None or self.weight != "none"
+        if asked and self.model is None:
+            raise ValueError(
+                "data.score asks for a score and data.score.model names no model; make one with `corpus fit`, "
+                "or leave drop_below_quality, drop_above_perplexity and weight out"
+            )
+        return self
 
 
 class Dedup(Spec):
@@ -115,6 +168,7 @@ class Data(Spec):
         Rule(name="url_ratio"),
         Rule(name="repeats"),
     )
+    score: Score = Score()
     max_records: Count | None = form(
         None, title="Records at most", help="Read no more than this of each source; empty for all."
     )
@@ -130,6 +184,8 @@ class Data(Spec):
     temperature: Annotated[float, Field(ge=1, le=1000)] | None = None
     pack_length: Annotated[int, Field(ge=16, le=1 << 20)] = 256
     seed: int = 1
+    # So many tasks share the shards out between them; the result is the same. Read when the DAG is, not at the trigger.
+    machines: Annotated[int, Field(ge=1, le=1000)] = 1
     drill: Literal["none", "shuffle_labels"] = "none"
 
     @field_validator("rules", mode="before")

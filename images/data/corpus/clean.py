@@ -1,57 +1,111 @@
 """Phase 2, clean: the spec's rules over every turn that a person or a model wrote, in the spec's order.
 
-The stage does for all rules alike what rules know nothing of: files, counters, quarantine.
+The stage does for all rules alike what rules know nothing of: files, counters, quarantine. What is left is normalised
+once (`corpus.said`), for the phases that compare texts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from corpus import record, rules, tools
+from corpus import record, rules, said, score, tools
 from corpus.quarantine import Quarantine
 from corpus.record import Message
 from corpus.rules import Drop, Step
 from corpus.settings import CleanSettings
 from corpus.task import QUARANTINE, RECORDS, Facts, Task
+from refit.spec import ScoreLimits
 
 WITHHELD = "(withheld: what it says is a secret)"
 
 
 def run(task: Task) -> Facts:
-    """Apply the rules; a record goes as a whole when one of its turns goes."""
+    """Apply the rules to a shard; a record goes as a whole when one of its turns goes."""
     settings: CleanSettings = task.settings
     steps = rules.build(settings.rules)
-    table = record.read(task.inputs["records"] / RECORDS)
-    quarantine = Quarantine()
+    judge = _Judge.of(task, settings)
     counts = {step.name: Counter(kept=0, changed=0, dropped=0) for step in steps}
-    kept: list[int] = []
-    texts: list[str] = []
+    given = pq.ParquetFile(task.inputs["records"] / RECORDS)
+    seen = kept = 0
+    with (
+        Quarantine(task.folder / QUARANTINE) as quarantine,
+        record.writer(task.folder / RECORDS) as out,
+        said.Writer(task.folder) as texts,
+    ):
+        for group in range(given.num_row_groups):
+            table = given.read_row_group(group)
+            places, conversations = judge.kept(table, *_cleaned(steps, table, counts, quarantine), quarantine)
+            out.write_table(_replaced(table.take(pa.array(places, pa.int64())), conversations))
+            texts.write(table.column("source")[0].as_py(), conversations)
+            seen, kept = seen + table.num_rows, kept + len(places)
+            task.progress(seen, given.metadata.num_rows)
+    return {
+        "records_in": seen,
+        "records_out": kept,
+        "quarantined": len(quarantine),
+        "reasons": quarantine.reasons(),
+        "rules": {name: dict(count) for name, count in counts.items()},
+        "scored": {"kept": kept, "dropped": judge.dropped} if judge.model else {},
+    }
+
+
+@dataclass
+class _Judge:
+    """What the line's model makes of the records that the rules left, where the line names one."""
+
+    model: score.Model | None
+    limits: ScoreLimits
+    dropped: int = 0
+
+    @classmethod
+    def of(cls, task: Task, settings: CleanSettings) -> _Judge:
+        return cls(score.load(task.inputs["score"]) if "score" in task.inputs else None, settings.score)
+
+    def kept(
+        self, table: pa.Table, places: list[int], conversations: list[list[Message]], quarantine: Quarantine
+    ) -> tuple[list[int], list[list[Message]]]:
+        """Those rows and conversations that are good enough; the others go to quarantine."""
+        if self.model is None:
+            return places, conversations
+        scores = score.score(self.model, [score.text_of(messages) for messages in conversations])
+        verdicts = [verdict.drop for verdict in score.judge(scores, self.limits)]
+        for row, messages, why in zip(places, conversations, verdicts, strict=True):
+            if why:
+                source, file, line = (table.column(name)[row].as_py() for name in ("source", "file", "line"))
+                quarantine.add(source, file, line, why, score.text_of(messages))
+        stay = [at for at, why in enumerate(verdicts) if why is None]
+        self.dropped += len(places) - len(stay)
+        return [places[at] for at in stay], [conversations[at] for at in stay]
+
+
+def _cleaned(
+    steps: list[Step], table: pa.Table, counts: dict[str, Counter[str]], quarantine: Quarantine
+) -> tuple[list[int], list[list[Message]]]:
+    """The numbers of the rows that stay, and what is left of each."""
+    places, left = [], []
     columns = [table.column(name).to_pylist() for name in ("source", "file", "line", "messages")]
     for row, (source, file, line, text) in enumerate(zip(*columns, strict=True)):
         messages = record.load(text)
         dropped = _apply(steps, messages, counts)
         if dropped:
-            said = " / ".join(message["content"] for message in messages)
+            sample = " / ".join(message["content"] for message in messages)
             name, drop = dropped
-            quarantine.add(source, file, line, f"{name}: {drop.why}", WITHHELD if drop.withheld else said)
+            quarantine.add(source, file, line, f"{name}: {drop.why}", WITHHELD if drop.withheld else sample)
         else:
-            kept.append(row)
-            texts.append(record.dump(messages))
-        task.progress(row + 1, table.num_rows)
-    cleaned = table.take(pa.array(kept, pa.int64()))
-    place = cleaned.schema.get_field_index("messages")
-    cleaned = cleaned.set_column(place, table.schema.field("messages"), pa.array(texts, pa.string()))
-    record.write(task.folder / RECORDS, cleaned)
-    quarantine.save(task.folder / QUARANTINE)
-    return {
-        "records_in": table.num_rows,
-        "records_out": len(kept),
-        "quarantined": len(quarantine),
-        "reasons": dict(quarantine.reasons()),
-        "rules": {name: dict(count) for name, count in counts.items()},
-    }
+            places.append(row)
+            left.append(messages)
+    return places, left
+
+
+def _replaced(table: pa.Table, conversations: list[list[Message]]) -> pa.Table:
+    """The rows with what is left of their conversations."""
+    place = table.schema.get_field_index("messages")
+    texts = pa.array(map(record.dump, conversations), pa.string())
+    return table.set_column(place, table.schema.field(place), texts)
 
 
 def _apply(steps: list[Step], messages: list[Message], counts: dict[str, Counter[str]]) -> tuple[str, Drop] | None:
@@ -61,12 +115,13 @@ def _apply(steps: list[Step], messages: list[Message], counts: dict[str, Counter
         for message in messages:
             if message["role"] == "system" or tools.is_call(message["content"]):
                 continue
-            verdict = step.apply(message["content"])
-            if isinstance(verdict, Drop):
-                counts[step.name]["dropped"] += 1
-                return step.name, verdict
-            if verdict is not None:
-                message["content"] = verdict
-                changed = True
+            for key in ("content", "rejected"):
+                verdict = step.apply(message[key]) if key in message else None
+                if isinstance(verdict, Drop):
+                    counts[step.name]["dropped"] += 1
+                    return step.name, verdict
+                if verdict is not None:
+                    message[key] = verdict
+                    changed = True
         counts[step.name]["changed" if changed else "kept"] += 1
     return None

@@ -1,4 +1,4 @@
-"""The `corpus` program: deliveries in, a dataset out. Also runs jobs of kind `prepare` by REFIT_JOB."""
+"""The `corpus` program: deliveries in, a dataset out. Also runs jobs of kind `prepare` and `share` by REFIT_JOB."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from corpus.prepare import NAMES, prepare
+from corpus import cli_pack
+from corpus.prepare import NAMES, prepare, share, tokenizer
 from refit import cli, files, job
 from refit.errors import BadInput
 from refit.job import Handler, Job
@@ -20,7 +21,7 @@ from refit.manifest import MANIFEST
 from refit.spec import Dedup
 from refit.store import join, store_for
 
-HANDLERS: dict[str, Handler] = {"prepare": prepare}
+HANDLERS: dict[str, Handler] = {"prepare": prepare, "share": share}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,6 +67,19 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--threshold", type=float, default=0.7, help="share of an evaluation text's n-grams [%(default)s]")
     one.add_argument("--min-words", type=int, default=5, help="shorter evaluation texts are passed over [%(default)s]")
     one.set_defaults(command=_decontaminate)
+    cli_pack.add(commands, lambda address: tokenizer(address).fetch())
+    one = commands.add_parser(
+        "fit",
+        help="fit a perplexity model and a quality classifier on good and bad samples",
+        description="Writes a folder that `data.score.model` names: NumPy arrays and a manifest. A tenth of either "
+        "side is held back, and the last line of stdout says how well it is told apart.",
+    )
+    one.add_argument("--good", metavar="FILE", nargs="+", type=Path, required=True, help="texts to be like")
+    one.add_argument("--bad", metavar="FILE", nargs="+", type=Path, required=True, help="texts to be unlike")
+    one.add_argument("--output", metavar="DIR|URI", required=True, help="a folder that is not there yet")
+    one.add_argument("--max-texts", type=int, default=100_000, help="of a side with more, so many [%(default)s]")
+    one.add_argument("--seed", type=int, default=1, help="decides which are held back [%(default)s]")
+    one.set_defaults(command=_fit)
     one = commands.add_parser("diff", help="say how the data moved between two datasets")
     one.add_argument("old", metavar="OLD", help="address of a dataset's folder, or of its manifest.json")
     one.add_argument("new", metavar="NEW", help="the same of a later one")
@@ -117,6 +131,18 @@ def _decontaminate(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.inputs, arguments.against, arguments.output, ngram=arguments.ngram, threshold=arguments.threshold,
         min_words=arguments.min_words,
     )  # fmt: skip
+
+
+def _fit(arguments: argparse.Namespace) -> dict[str, Any]:
+    from corpus.fit import MIN_TEXTS, fit
+
+    if arguments.max_texts < MIN_TEXTS:
+        raise BadInput(f"--max-texts is {arguments.max_texts}: expected at least {MIN_TEXTS}.")
+    if not 0 <= arguments.seed < 1 << 32:
+        raise BadInput(f"--seed is {arguments.seed}: expected 0 to {(1 << 32) - 1}.")
+    return fit(
+        arguments.good, arguments.bad, _uri(arguments.output), max_texts=arguments.max_texts, seed=arguments.seed
+    )
 
 
 def _diff(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -3,77 +3,95 @@
 Exact duplicates (after normalisation) go first, then near duplicates among those that are left. The one that stays is
 the oldest; where no time tells, the one with the lowest id, which follows from content: the order of the deliveries
 decides nothing.
+
+Texts are read a shard at a time; what is held of all records at once is some hundred bytes each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from corpus import lsh, record, removed, text
-from corpus.removed import Removal
+from corpus import lsh, record, removed, rows, said
+from corpus.removed import Removals
+from corpus.rows import ROWS
 from corpus.settings import DedupSettings
 from corpus.shingles import Texts
-from corpus.task import RECORDS, REMOVED, Facts, Task
+from corpus.task import REMOVED, Facts, Task
 from refit.spec import Dedup
+
+Index = NDArray[np.int64]
+Keys = NDArray[np.uint64]
 
 
 def run(task: Task) -> Facts:
     """Remove duplicates and write down of whom."""
     settings: DedupSettings = task.settings
-    table = record.read(task.inputs["records"] / RECORDS)
-    said = [text.lines(_said(messages)) for messages in table.column("messages").to_pylist()]
+    shards = task.shards["records"]
+    table = rows.collect(shards)
     task.progress(table.num_rows // 3, table.num_rows)
-    sources, labels = table.column("source").to_pylist(), table.column("label").to_pylist()
-    removals, found = duplicates(said, sources, _order(table), settings.dedup)
+    keys = np.concatenate([said.keys(shard, "said") for shard in shards])
+    form = said.forms(shards, "said")
+
+    def texts(left: Index) -> said.Chosen:
+        return said.Chosen(shards, rows.by_shard(table.take(pa.array(left)), len(shards)), form, "said")
+
+    removals, found = duplicates(keys, rank_of(table), texts, settings.dedup)
     kept = removed.take_out(table, removals, task.folder / REMOVED)
-    record.write(task.folder / RECORDS, kept)
+    record.write(task.folder / ROWS, kept)
+    gone, stays = (table.column("label").take(pa.array(side, pa.int64())) for side in (removals.row, removals.kept))
     return {
         "records_in": table.num_rows,
         "records_out": kept.num_rows,
         "quarantined": 0,
         "removed": removed.counted(removals),
-        "conflicting": sum(labels[removal.row] != labels[removal.kept] for removal in removals),
+        "conflicting": sum(a != b for a, b in zip(gone.to_pylist(), stays.to_pylist(), strict=True)),
         "candidate_pairs": found.candidate_pairs,
         "verified_pairs": found.verified_pairs,
     }
 
 
+def rank_of(table: pa.Table) -> Index:
+    """Of every row its place in the order of keeping: the oldest first, then the lowest id, then as they come."""
+    keys = [("time", "ascending", "at_end"), ("id", "ascending", "at_end")]
+    order = pc.sort_indices(table, sort_keys=keys).to_numpy()
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
+
+
 def duplicates(
-    texts: list[str], sources: list[str], order: list[int], settings: Dedup
-) -> tuple[list[Removal], lsh.Clusters]:
-    """Which texts go, each with the one that stays.
+    keys: Keys, rank: Index, texts: Callable[[Index], Iterable[Texts]], settings: Dedup
+) -> tuple[Removals, lsh.Clusters]:
+    """Which rows go, each with the one that stays.
 
     Args:
-        texts: normalised, as `text.lines` gives them.
-        sources: of each text; what is boilerplate is judged a source at a time.
-        order: all numbers, those to keep first.
+        keys: of shape (rows, 2); equal where the texts are exact duplicates.
+        rank: all numbers; of duplicates the row of the lowest one stays.
+        texts: gives the texts of some rows as they are compared, in parts, in the rows' order.
         settings: the threshold and how candidates are found.
     """
-    first: dict[str, int] = {}
-    removals = []
-    for row in order:
-        keeper = first.setdefault(texts[row].replace("\n", " "), row)
-        if keeper != row:
-            removals.append(Removal(row, keeper, "exact", 1.0))
-    left = list(first.values())  # in the order of keeping: the lowest number of a cluster is its keeper
-    own = [Texts.of(text.distinctive([texts[row] for row in left], [sources[row] for row in left]))]
-    found = lsh.clusters(own, settings)
-    gone = np.flatnonzero(found.root != np.arange(len(left)))
-    near = lsh.similarity(own, gone, found.root[gone], settings.ngram)
-    stays = {left[i]: left[root] for i, root in enumerate(found.root.tolist())}
-    removals = [removal._replace(kept=stays[removal.kept]) for removal in removals]
-    for i, share in zip(gone.tolist(), near.tolist(), strict=True):
-        removals.append(Removal(left[i], stays[left[i]], "near", share))
-    return removals, found
+    keeper = first_of_each(keys, rank)
+    left = np.flatnonzero(keeper == np.arange(len(keeper)))
+    found = lsh.clusters(texts(left), settings)
+    best = first_of_each(found.root[:, None].astype(np.uint64), rank[left])
+    near = np.flatnonzero(best != np.arange(len(left)))
+    stays = np.arange(len(keeper))
+    stays[left] = left[best]
+    exact = np.flatnonzero(keeper != np.arange(len(keeper)))
+    removals = Removals.of(exact, stays[keeper[exact]], "exact", np.ones(len(exact)))
+    return removals + Removals.of(left[near], left[best[near]], "near", found.sets.similarity(near, best[near])), found
 
 
-def _said(messages: str) -> str:
-    """What a record says: every turn but the system's, which says the same to all."""
-    return "\n".join(message["content"] for message in record.load(messages) if message["role"] != "system")
-
-
-def _order(table: pa.Table) -> list[int]:
-    """Row numbers, those to keep first: the oldest, then the lowest id."""
-    times, ids = table.column("time").to_pylist(), table.column("id").to_pylist()
-    return sorted(range(table.num_rows), key=lambda row: (times[row] is None, times[row] or "", ids[row]))
+def first_of_each(keys: Keys, rank: Index) -> Index:
+    """For each row the one of the lowest rank that has the same key; `keys` has shape (rows, any)."""
+    order = np.lexsort((rank, *keys.T))
+    changed = np.any(keys[order[1:]] != keys[order[:-1]], axis=1)
+    starts = np.flatnonzero(np.concatenate([[True], changed])[: len(order)])
+    first = np.empty(len(keys), np.int64)
+    first[order] = np.repeat(order[starts], np.diff(np.append(starts, len(order))))
+    return first

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
@@ -19,10 +20,9 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from corpus import lsh, readers, warm
+from corpus import letters, lsh, readers, warm
 from corpus.lsh import Index
 from corpus.quarantine import Quarantine
-from corpus.shingles import Texts
 from refit import files
 from refit.errors import BadInput
 from refit.spec import Dedup
@@ -42,21 +42,21 @@ def dedup_files(inputs: Sequence[Path], output: Path, settings: Dedup) -> dict[s
         BadInput: a file is missing, no row can be read, or an id occurs twice.
     """
     started = time.perf_counter()
-    quarantine = Quarantine()
     kernels = Thread(target=warm.clusters)  # fetched from disk, or compiled, while the files are read
     kernels.start()
-    table = pa.concat_tables([_read(path, quarantine) for path in inputs])
-    kernels.join()
-    ids = table.column("id")
-    _require_rows(table, ids, inputs, quarantine)
-    found = lsh.clusters([_texts(chunk) for chunk in table.column("text").chunks], settings)
+    with TemporaryDirectory() as scratch:
+        with Quarantine(Path(scratch, QUARANTINE)) as quarantine:
+            table = pa.concat_tables([_read(path, quarantine) for path in inputs])
+        kernels.join()
+        ids = table.column("id")
+        _require_rows(table, ids, inputs, quarantine)
+        files.write(output / QUARANTINE, Path(scratch, QUARANTINE).read_bytes())
+    found = lsh.clusters([letters.lowered(chunk) for chunk in table.column("text").chunks], settings)
     keeper = _keepers(found.root, ids)
     stays = keeper == np.arange(len(keeper))
-    output.mkdir(parents=True, exist_ok=True)
     clusters = pa.table({"id": ids, "cluster": ids.take(pa.array(keeper))})
     _write(output / CLUSTERS, clusters.schema, clusters.to_batches())
     _write(output / KEPT, table.schema, _staying(table, stays))
-    quarantine.save(output / QUARANTINE)
     seconds = time.perf_counter() - started
     return {
         "documents": table.num_rows,
@@ -125,19 +125,12 @@ def _fault(row: Any) -> str | None:
 
 def _require_rows(table: pa.Table, ids: pa.ChunkedArray, inputs: Sequence[Path], quarantine: Quarantine) -> None:
     if not table.num_rows:
-        why = "; ".join(f"{reason} ({count})" for reason, count in quarantine.reasons().most_common(3))
+        why = "; ".join(f"{reason} ({count})" for reason, count in quarantine.worst().items())
         raise BadInput(f"{', '.join(map(str, inputs))}: no row can be read. {why or 'The files are empty.'}")
     if pc.count_distinct(ids).as_py() < table.num_rows:
         counts = pc.value_counts(ids)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")[0].as_py()
         raise BadInput(f"the id {twice!r} occurs more than once; ids name rows, give each its own.")
-
-
-def _texts(chunk: pa.LargeStringArray) -> Texts:
-    """Texts as they are compared: in canonical composition and lower case where they are not ASCII."""
-    if pc.all(pc.string_is_ascii(chunk)).as_py() is False:
-        chunk = pc.utf8_lower(pc.utf8_normalize(chunk, form="NFC"))
-    return Texts.of_array(chunk)
 
 
 def _keepers(root: Index, ids: pa.ChunkedArray) -> Index:

@@ -9,6 +9,7 @@ Measures, each between 0 (the same) and 1 (nothing in common) but for the first:
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -18,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from corpus import record
+from corpus import record, rows
+from corpus.sharded import SHARDS
 from corpus.split import SIDES
-from corpus.task import RECORDS
 from refit.errors import BadInput
 from refit.manifest import MANIFEST, Manifest
 from refit.store import join, store_for
@@ -88,29 +89,43 @@ def diff(old: str, new: str) -> dict[str, Any]:
 
 
 def load(uri: str) -> Dataset:
-    """A dataset's records as they were split: all there are, before weights chose among them and they became tokens."""
+    """A dataset's records as they were split: all there are, before weights chose among them and they became tokens.
+
+    Raises:
+        BadInput: it is no prepared dataset, or its records are no longer in the store.
+    """
     place = uri.removesuffix(f"/{MANIFEST}")
     store = store_for(place)
     manifest = store.require(place, "dataset")
     phases = {phase["name"]: phase for phase in manifest.facts["before"]}
-    split = join(place.rsplit("/", 2)[0], "split", phases["split"]["fingerprint"])
-    if store.manifest(split) is None:
-        raise BadInput(f"{place}: its records are not in the store any more ({split}). Run `corpus prepare` again.")
-    table = record.read(store.local(join(split, RECORDS)))
-    conversations = [record.load(messages) for messages in table.column("messages").to_pylist()]
+    root = place.rsplit("/", 2)[0]
+    split, clean = (join(root, name, phases[name]["fingerprint"]) for name in ("split", "clean"))
+    try:
+        made = json.loads(store.read(join(clean, SHARDS)))
+        shards = [join(root, "shards", "clean", one["name"]) for one in made]
+        gone = next((uri for uri in (split, *shards) if store.manifest(uri) is None), None)
+    except FileNotFoundError:
+        gone = clean
+    if gone:
+        raise BadInput(f"{place}: its records are not in the store any more ({gone}). Run `corpus prepare` again.")
+    table = rows.read(store.local(split) / rows.ROWS)
     sides = Counter(table.column("split").to_pylist())
-    prompts = [record.prompt(messages) for messages in conversations]
-    answers = [record.answer(messages) for messages in conversations]
+    words: Counter[str] = Counter()
+    scripts: Counter[str] = Counter()
+    for _, messages in rows.conversations(table, [store.local(uri) for uri in shards]):
+        asked = record.prompt(messages)
+        scripts[script(asked)] += 1
+        words.update(_WORD.findall(asked.lower()))
     return Dataset(
         uri=place, fingerprint=manifest.fingerprint,
         ids=frozenset(table.column("id").to_pylist()),
         sides={side: sides[side] for side in SIDES},
-        lengths={"prompt": list(map(len, prompts)), "answer": list(map(len, answers))},
+        lengths={name: table.column(f"{name}_chars").to_pylist() for name in ("prompt", "answer")},
         shares={
             **{name: _counted(table.column(name).to_pylist()) for name in SHARES if name != "script"},
-            "script": Counter(map(script, prompts)),
+            "script": scripts,
         },
-        words=Counter(word for text in prompts for word in _WORD.findall(text.lower())),
+        words=words,
         removed=_removed(manifest, phases),
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,27 +27,49 @@ Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Clusters:
-    """`root[i]` is the lowest number of the texts that text i is connected with by verified pairs."""
-
-    root: Index
-    candidate_pairs: int
-    verified_pairs: int
-
-
-@dataclass(frozen=True)
-class _Sets:
+class Sets:
     """The n-gram sets of some texts, sorted, without repeats: of text i, grams[start[i]:start[i] + size[i]]."""
 
     grams: Hashes
     start: Index
     size: Index
 
+    def similarity(self, left: Index, right: Index) -> NDArray[np.float64]:
+        """The exact similarity of pairs of those texts."""
+        out = np.zeros(len(left), np.float64)
+        for at, (i, j) in enumerate(zip(left, right, strict=True)):
+            out[at] = _jaccard(self.grams, self.start[i], self.size[i], self.start[j], self.size[j])
+        return out
 
-def clusters(parts: Sequence[Texts], settings: Dedup) -> Clusters:
-    """Texts, numbered on through all parts, connected by pairs whose similarity is at least the threshold."""
+
+@dataclass(frozen=True)
+class Clusters:
+    """`root[i]` is the lowest number of the texts that text i is connected with by verified pairs.
+
+    `sets` has every text that shares a band's key with another one: all of a cluster's.
+    """
+
+    root: Index
+    candidate_pairs: int
+    verified_pairs: int
+    sets: Sets
+
+
+@dataclass(frozen=True)
+class Matches:
+    """`found[i]` is a text of a higher rank that text i is near to; -1 where there is none."""
+
+    found: Index
+    sets: Sets
+
+
+def clusters(parts: Iterable[Texts], settings: Dedup) -> Clusters:
+    """Texts, numbered on through all parts, connected by pairs whose similarity is at least the threshold.
+
+    `parts` is gone through twice, one part at a time: it may read each anew.
+    """
     index = _Index(parts, settings)
-    root = np.arange(sum(map(len, parts)), dtype=np.int64)
+    root = np.arange(index.count, dtype=np.int64)
     tried = verified = 0
     for order, edges in index.buckets:
         more_tried, more_verified = _link(
@@ -56,64 +78,58 @@ def clusters(parts: Sequence[Texts], settings: Dedup) -> Clusters:
         tried, verified = tried + more_tried, verified + more_verified
     for text in range(len(root)):
         root[text] = root[root[text]]  # links point downwards, so one pass from below finds every root
-    return Clusters(root, tried, verified)
+    return Clusters(root, tried, verified, index.sets)
 
 
-def matches(parts: Sequence[Texts], rank: NDArray[np.int64], settings: Dedup) -> Index:
-    """For each text a text of a higher rank that it is near to; -1 where there is none."""
+def matches(parts: Iterable[Texts], rank: NDArray[np.int64], settings: Dedup) -> Matches:
+    """For each text a text of a higher rank that it is near to. `parts` as in `clusters`."""
     index = _Index(parts, settings)
     found = np.full(len(rank), -1, np.int64)
     for order, edges in index.buckets:
         _match(
             order, edges, index.sets.grams, index.sets.start, index.sets.size, settings.threshold, rank, found
         )  # fmt: skip
-    return found
-
-
-def similarity(parts: Sequence[Texts], left: Index, right: Index, ngram: int) -> NDArray[np.float64]:
-    """The exact similarity of pairs of texts."""
-    wanted = np.union1d(left, right)
-    bytes_of = np.concatenate([np.diff(texts.offsets) for texts in parts])
-    sets = _sets(parts, wanted, bytes_of[wanted] // 2 + 2, ngram)
-    out = np.zeros(len(left), np.float64)
-    for at, (i, j) in enumerate(zip(left, right, strict=True)):
-        out[at] = _jaccard(sets.grams, sets.start[i], sets.size[i], sets.start[j], sets.size[j])
-    return out
+    return Matches(found, index.sets)
 
 
 class _Index:
     """The texts that share a band's key with another, by band, and the sets of n-grams of all of them."""
 
-    def __init__(self, parts: Sequence[Texts], settings: Dedup) -> None:
-        count = sum(map(len, parts))
-        keys, sizes = np.zeros((settings.bands, count), np.uint64), np.zeros(count, np.int64)
-        for texts, first, last in _numbered(parts):
-            band_keys(texts, settings.ngram, settings.rows, settings.seed, keys[:, first:last], sizes[first:last])
+    def __init__(self, parts: Iterable[Texts], settings: Dedup) -> None:
+        keys: list[Hashes] = []
+        sizes: list[Index] = []
+        for texts in parts:
+            keys.append(np.zeros((settings.bands, len(texts)), np.uint64))
+            sizes.append(np.zeros(len(texts), np.int64))
+            band_keys(texts, settings.ngram, settings.rows, settings.seed, keys[-1], sizes[-1])
+        size = np.concatenate([np.zeros(0, np.int64), *sizes])
+        self.count = len(size)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            self.buckets = list(pool.map(partial(_bucket, sizes=sizes), keys))
+            self.buckets = list(pool.map(partial(_bucket, keys, sizes=size), range(settings.bands)))
         del keys
-        shared = np.zeros(count, bool)
+        shared = np.zeros(self.count, bool)
         for order, _ in self.buckets:
             shared[order] = True
         wanted = np.flatnonzero(shared)
-        self.sets = _sets(parts, wanted, sizes[wanted] + settings.ngram, settings.ngram)
+        self.sets = _sets(parts, wanted, size[wanted] + settings.ngram, self.count, settings.ngram)
 
 
-def _bucket(band: Hashes, sizes: Index) -> tuple[Index, Index]:
+def _bucket(keys: Sequence[Hashes], number: int, sizes: Index) -> tuple[Index, Index]:
     """Texts whose key another has, those of one key side by side, and (first, last) of each such run.
 
     Few keys occur twice: a bitmap finds those that may, so that only they are sorted.
     """
+    band = np.concatenate([np.zeros(0, np.uint64), *(part[number] for part in keys)])
     bits = max(16, len(band).bit_length() + 6)
     once, twice = (np.zeros(1 << (bits - 6), np.uint64) for _ in range(2))
     again = np.zeros(len(band), np.bool_)
     _may_be_repeated(band, sizes, np.uint64(64 - bits), once, twice, again)
     texts = np.flatnonzero(again)
-    keys = band[texts]
-    order = np.argsort(keys)
-    sorted_keys = keys[order]
+    repeated = band[texts]
+    order = np.argsort(repeated)
+    sorted_keys = repeated[order]
     new = np.flatnonzero(sorted_keys[1:] != sorted_keys[:-1]) + 1
-    first, last = np.concatenate([[0], new]), np.concatenate([new, [len(keys)]])
+    first, last = np.concatenate([[0], new]), np.concatenate([new, [len(repeated)]])
     several = last - first > 1
     length = (last - first)[several]
     ends = np.cumsum(length)
@@ -123,31 +139,21 @@ def _bucket(band: Hashes, sizes: Index) -> tuple[Index, Index]:
     return found[np.lexsort((found, np.repeat(np.arange(len(length)), length)))], edges
 
 
-def _numbered(parts: Sequence[Texts]) -> Iterator[tuple[Texts, int, int]]:
-    """Each part with the numbers of its first text and of the one after its last."""
-    first = 0
-    for texts in parts:
-        yield texts, first, first + len(texts)
-        first += len(texts)
-
-
-def _sets(parts: Sequence[Texts], wanted: Index, rooms: Index, ngram: int) -> _Sets:
-    """The sets of the wanted texts, whose numbers rise; `rooms` bounds the words of each."""
-    count = sum(map(len, parts))
+def _sets(parts: Iterable[Texts], wanted: Index, rooms: Index, count: int, ngram: int) -> Sets:
+    """The sets of the wanted ones of `count` texts, whose numbers rise; `rooms` bounds the words of each."""
     start, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    chosen = [
-        (texts, first, wanted[slice(*np.searchsorted(wanted, (first, last)))] - first)
-        for texts, first, last in _numbered(parts)
-    ]
     start[wanted] = np.cumsum(rooms) - rooms
     grams = np.empty(int(rooms.sum()), np.uint64)
-    for texts, base, own in chosen:
-        stop = base + len(texts)
-        _fill_in_parts(texts, own, ngram, _Sets(grams, start[base:stop], size[base:stop]))
-    return _Sets(grams, start, size)
+    first = 0
+    for texts in parts if len(wanted) else ():
+        last = first + len(texts)
+        own = wanted[slice(*np.searchsorted(wanted, (first, last)))] - first
+        _fill_in_parts(texts, own, ngram, Sets(grams, start[first:last], size[first:last]))
+        first = last
+    return Sets(grams, start, size)
 
 
-def _fill_in_parts(texts: Texts, wanted: Index, n: int, sets: _Sets) -> None:
+def _fill_in_parts(texts: Texts, wanted: Index, n: int, sets: Sets) -> None:
     in_parts(
         lambda first, last: _fill(texts.data, texts.offsets, wanted[first:last], n, sets.grams, sets.start, sets.size),
         len(wanted),
@@ -159,13 +165,42 @@ def _fill(data: Bytes, offsets: Offsets, wanted: Index, n: int, grams: Hashes, s
     for text in wanted:
         place = grams[start[text] :]
         count = shingle(data, offsets[text], offsets[text + 1], n, place)
-        place[:count] = np.sort(place[:count])
+        sort_hashes(place, count)
         unique = 0
         for at in range(count):
             if at == 0 or place[at] != place[at - 1]:
                 place[unique] = place[at]
                 unique += 1
         size[text] = unique
+
+
+@kernel
+def sort_hashes(values: Hashes, count: int) -> None:
+    """Sort the first `count` of uniformly spread 64-bit values, in place.
+
+    Each goes to a bucket by its upper bits, as many buckets as values; little is left to do. Equal or uneven values
+    only make that part slower.
+    """
+    bits = 1
+    while 1 << bits < count:
+        bits += 1
+    shift = np.uint64(64 - bits)
+    ends = np.zeros((1 << bits) + 1, np.int64)
+    for at in range(count):
+        ends[np.int64(values[at] >> shift) + 1] += 1
+    for bucket in range(1 << bits):
+        ends[bucket + 1] += ends[bucket]
+    spread = np.empty(count, np.uint64)
+    for at in range(count):
+        place = np.int64(values[at] >> shift)
+        spread[ends[place]] = values[at]
+        ends[place] += 1
+    for at in range(count):
+        value, to = spread[at], at
+        while to > 0 and values[to - 1] > value:
+            values[to] = values[to - 1]
+            to -= 1
+        values[to] = value
 
 
 @kernel

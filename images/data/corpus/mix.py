@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from corpus import record
+from corpus import record, rows
+from corpus.rows import ROWS
 from corpus.settings import MixSettings
 from corpus.split import SIDES
-from corpus.task import RECORDS, Facts, Task
+from corpus.task import Facts, Task
 from refit.errors import BadRecords
 
 TIMES = "times"
@@ -28,10 +28,10 @@ TIMES = "times"
 def run(task: Task) -> Facts:
     """Write the training records with `times`, how often an epoch sees each, and the other sides as they are."""
     settings: MixSettings = task.settings
-    table = record.read(task.inputs["records"] / RECORDS)
+    table = rows.read(task.inputs["rows"] / ROWS)
     sides = {name: table.filter(pc.field("split") == name).combine_chunks() for name in SIDES}
     train = sides["train"]
-    sources = train.column("source").to_numpy(zero_copy_only=False)
+    sources = _names(train, "source")
     counts = {name: int((sources == name).sum()) for name in settings.weights}
     goals = shares(counts, tempered(settings.weights, counts, settings.temperature))
     if not goals:
@@ -41,10 +41,9 @@ def run(task: Task) -> Facts:
         )
     times = np.zeros(train.num_rows, np.int32)
     for name, goal in goals.items():
-        rows = np.flatnonzero(sources == name)
-        times[rows] = rounds(len(rows), goal, _generator(settings.seed, "mix", name))
-    drilled = settings.drill == "shuffle_labels"
-    if drilled:
+        own = np.flatnonzero(sources == name)
+        times[own] = rounds(len(own), goal, _generator(settings.seed, "mix", name))
+    if settings.drill == "shuffle_labels":
         train = shuffle_answers(train, _generator(settings.seed, "drill", ""), spare=settings.rehearsal)
     seen = np.flatnonzero(times)
     sides["train"] = train.append_column(TIMES, pa.array(times)).take(pa.array(seen))
@@ -104,19 +103,20 @@ def rounds(records: int, goal: int, generator: np.random.Generator) -> NDArray[n
 
 def shuffle_answers(train: pa.Table, generator: np.random.Generator, *, spare: Sequence[str] = ()) -> pa.Table:
     """A drill: every training record gets another one's answer and label. What is asked stays, and so do the sources
-    in `spare`."""
-    conversations = [record.load(messages) for messages in train.column("messages").to_pylist()]
-    answers = [messages[-1] for messages in conversations]
+    in `spare`. Whose answer a row gets stands in `answer_shard` and `answer_row`."""
     given = np.arange(train.num_rows)
-    rows = np.flatnonzero(~np.isin(train.column("source").to_numpy(zero_copy_only=False), list(spare)))
-    given[rows] = generator.permutation(rows)
-    texts = [
-        record.dump([*messages[:-1], answers[other]]) for messages, other in zip(conversations, given, strict=True)
-    ]
-    columns: dict[str, Any] = {name: train.column(name) for name in train.column_names}
-    columns["messages"] = pa.array(texts, pa.string())
-    columns["label"] = train.column("label").take(pa.array(given))
-    return pa.table(columns, schema=train.schema)
+    mixed = np.flatnonzero(~np.isin(_names(train, "source"), list(spare)))
+    given[mixed] = generator.permutation(mixed)
+    others = train.take(pa.array(given))
+    train = train.set_column(train.schema.get_field_index("label"), "label", others.column("label"))
+    for name in ("shard", "row"):
+        train = train.append_column(f"answer_{name}", others.column(name))
+    return train
+
+
+def _names(table: pa.Table, column: str) -> NDArray[np.object_]:
+    names: NDArray[np.object_] = table.column(column).to_numpy(zero_copy_only=False)
+    return names
 
 
 def _generator(seed: int, purpose: str, name: str) -> np.random.Generator:

@@ -1,6 +1,7 @@
-"""The data stage as one job: six phases, each answered from its folder where nothing that decides it has changed.
+"""The data stage as one job: seven phases, each answered from its folder where nothing that decides it has changed.
 
-    ingest → clean → dedup → split → mix → pack
+    ingest → clean → tokenize            in shards: on every core, on as many machines as there are
+           → dedup → split → mix → pack  over all of them, a shard in memory at a time
 
 What it does not do: choose the sources or the weights (the spec does), ask a model anything, start anything else.
 """
@@ -8,21 +9,24 @@ What it does not do: choose the sources or the weights (the spec does), ask a mo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from corpus import rules, settings, sources
-from corpus.quarantine import check_ratio
-from corpus.settings import CleanSettings
-from corpus.task import QUARANTINE
+from corpus import rules, settings, sharded, sources
+from corpus.quarantine import check_ratio, check_sources
+from corpus.settings import CleanSettings, IngestSettings
+from corpus.sharded import Made, Shard
+from corpus.task import QUARANTINE, Report
 from corpus.walk import Done, Input, Phase, Walk, manifest_uri
-from refit import files, fingerprint
-from refit.errors import BadInput
+from refit import files, fingerprint, pipeline
+from refit.errors import BadInput, BadSpec
 from refit.job import JobRun
 from refit.manifest import Manifest
-from refit.pipeline import check_sources
 from refit.spec import Pipeline
+from refit.states import State
 from refit.store import Store, cache_folder, join, store_for
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -33,13 +37,26 @@ def _modules_of_rules(chosen: CleanSettings) -> list[str]:
     return sorted({step.module for step in rules.build(chosen.rules)})
 
 
+def _libraries_of_rules(chosen: CleanSettings) -> list[str]:
+    return [name for step in rules.build(chosen.rules) for name in step.libraries]
+
+
 def _shared(chosen: Any) -> list[str]:
     return ["refit.chat", "refit.packed"]
 
 
-PHASES = (
-    Phase(name="ingest", settings=settings.ingest, libraries=("pyarrow", "xxhash")),
-    Phase(name="clean", settings=settings.clean, libraries=("pyarrow",), modules=_modules_of_rules),
+INGEST, CLEAN, TOKENIZE, DEDUP, SPLIT, MIX, PACK = PHASES = (
+    Phase(
+        name="ingest", settings=settings.ingest, libraries=("pyarrow", "xxhash"), of_source=IngestSettings.of_source
+    ),
+    Phase(
+        name="clean", settings=settings.clean, libraries=("pyarrow", "numpy", "xxhash"), modules=_modules_of_rules,
+        more_libraries=_libraries_of_rules,
+    ),
+    Phase(
+        name="tokenize", settings=settings.tokenize, modules=_shared,
+        libraries=("pyarrow", "numpy", "tokenizers", "gigatoken", "jinja2"),
+    ),
     Phase(name="dedup", settings=settings.dedup, libraries=("pyarrow", "numpy")),
     Phase(name="split", settings=settings.split, libraries=("pyarrow", "numpy")),
     Phase(name="mix", settings=settings.mix, libraries=("pyarrow", "numpy")),
@@ -48,6 +65,8 @@ PHASES = (
         libraries=("pyarrow", "numpy", "tokenizers", "jinja2", "great-expectations"),
     ),
 )  # fmt: skip
+IN_SHARDS = (INGEST, CLEAN, TOKENIZE)
+_BEFORE = {"clean": INGEST, "tokenize": CLEAN}
 NAMES = tuple(phase.name for phase in PHASES)
 
 
@@ -60,13 +79,12 @@ def prepare(run: JobRun) -> Manifest:
     spec, options = run.spec, run.job.options
     check(spec, str(options.get("where", spec.name)))
     only = options.get("only")
-    walk = Walk(
-        spec=spec, store=store_for(run.job.store), root=join(run.job.store, "datasets", spec.name),
-        force=bool(options.get("force")),
-    )  # fmt: skip
-    done: list[Done] = []
-    for done_phase in _walk(walk, run, str(only) if only else None):
-        done.append(done_phase)
+    course = Course(walk_of(run), run, str(only) if only else None)
+    for _ in course.phases():
+        done = list(course.done.values())
+        _tell(run, done)
+        given = [(source.name, source.format) for source in spec.data.sources]
+        check_sources(given, done[0].facts, join(done[0].uri, QUARANTINE))
         _tolerate(done, spec.data.max_bad_ratio)
     last = done[-1]
     return Manifest(
@@ -74,6 +92,37 @@ def prepare(run: JobRun) -> Manifest:
         inputs={"dataset": last.manifest.content_digest()},
         outputs={"dataset": last.uri},
         facts={"manifest": manifest_uri(last), "phases": [one.summary() for one in done]},
+    )  # fmt: skip
+
+
+def share(run: JobRun) -> Manifest:
+    """Make this machine's share of the shards, for a later `prepare` to find; options: `share` of `shares`, from 0.
+
+    Raises:
+        BadInput: a source or base model is not there or empty; a rule is not known.
+    """
+    spec, options = run.spec, run.job.options
+    check(spec, str(options.get("where", spec.name)))
+    walk = walk_of(run)
+    shards = list(sources.shards(spec))[int(options["share"]) :: int(options["shares"])]
+    made: dict[str, list[Made]] = {}
+    for number, phase in enumerate(IN_SHARDS):
+        if before := _BEFORE.get(phase.name):
+            shards = after(walk, before, made[before.name], phase)
+        sharded.make(walk, phase, shards, _reporter(run, number, phase, len(IN_SHARDS)))
+        made[phase.name] = sharded.made(walk, phase, shards)
+    last = made[IN_SHARDS[-1].name]
+    return Manifest(
+        kind="share", fingerprint=fingerprint.digest([one.digest for one in last])[:32],
+        facts={"shards": len(last), "records": sum(one.records for one in last)},
+    )  # fmt: skip
+
+
+def walk_of(run: JobRun) -> Walk:
+    """Where the phases of a job leave their folders."""
+    return Walk(
+        spec=run.spec, store=store_for(run.job.store), root=join(run.job.store, "datasets", run.spec.name),
+        force=bool(run.job.options.get("force")),
     )  # fmt: skip
 
 
@@ -85,49 +134,111 @@ def check(spec: Pipeline, where: str) -> None:
         BadSpec: a rule or one of its arguments is not known.
     """
     rules.build(spec.data.rules)
-    faults = check_sources(spec, where)
+    if spec.data.score.weight != "none":
+        raise BadSpec("data.score.weight is 'quality': training does not weigh records yet. Drop by quality instead.")
+    sources.score_model(spec)
+    faults = pipeline.check_sources(spec, where)
     if faults:
         raise BadInput("\n".join(faults))
 
 
-def _walk(walk: Walk, run: JobRun, only: str | None) -> Iterator[Done]:
-    done: dict[str, Done] = {}
-    for number, phase in enumerate(PHASES):
-        inputs = _inputs(phase.name, walk, done)
-        if only and phase.name != only:
-            found = walk.find(phase, inputs)
-            if found is None:
-                raise BadInput(
-                    f"--only {only}: its phase before, {phase.name}, has not run with these settings and this data. "
-                    "Run all phases first (without --only)."
-                )
-            done[phase.name] = found
+def after(walk: Walk, before: Phase, made: Sequence[Made], phase: Phase) -> list[Shard]:
+    """The shards of `phase`, one for each that `before` made."""
+    more = {"tokenizer": tokenizer(walk.spec.train.base)} if phase is TOKENIZE else sources.score_model(walk.spec)
+    shards = []
+    for one in made:
+        records = Input(one.digest, partial(walk.store.local, sharded.place(walk, before, one.name)))
+        shards.append(Shard(source=one.source, size=one.size, inputs={"records": records, **more}))
+    return shards
+
+
+def _reporter(run: JobRun, number: int, phase: Phase, of: int) -> Report:
+    def report(done: int, total: int) -> None:
+        share = done / total if total else 0.5
+        run.progress(phase.name, number + share, of, records=done, records_total=total)
+
+    return report
+
+
+@dataclass
+class Course:
+    """The phases in their order, and what has come of them so far."""
+
+    walk: Walk
+    run: JobRun
+    only: str | None
+
+    def __post_init__(self) -> None:
+        self.done: dict[str, Done] = {}
+        self.made: dict[str, list[Made]] = {}
+
+    def phases(self) -> Iterator[Done]:
+        """Run each, or answer it; with `only`, answer what is before that one and run it alone."""
+        for number, phase in enumerate(PHASES):
+            self.run.progress(phase.name, number, len(PHASES))
+            report = _reporter(self.run, number, phase, len(PHASES))
+            if phase in IN_SHARDS:
+                self._in_shards(phase, report)
+            else:
+                self._whole(phase, report)
+            yield self.done[phase.name]
+            if phase.name == self.only:
+                return
+        self.run.progress("done", len(PHASES), len(PHASES))
+
+    def _in_shards(self, phase: Phase, report: Report) -> None:
+        shards = self._shards(phase)
+        if self.only in (None, phase.name):
+            found = sharded.run(self.walk, phase, shards, report, self._history())
         else:
+            found = sharded.find(self.walk, phase, shards) or self._missing(phase)
+        self.done[phase.name], self.made[phase.name] = found
 
-            def report(records: int, total: int, number: int = number, name: str = phase.name) -> None:
-                share = records / total if total else 0.5
-                run.progress(name, number + share, len(PHASES), records=records, records_total=total)
+    def _whole(self, phase: Phase, report: Report) -> None:
+        inputs = self._inputs(phase)
+        if self.only in (None, phase.name):
+            self.done[phase.name] = self.walk.run(phase, inputs, report, self._history(), self._folders(phase))
+        else:
+            self.done[phase.name] = self.walk.find(phase, inputs) or self._missing(phase)
 
-            run.progress(phase.name, number, len(PHASES))
-            history = [{"fingerprint": one.manifest.fingerprint, **_told(one)} for one in done.values()]
-            done[phase.name] = walk.run(phase, inputs, report, history)
-        yield done[phase.name]
-        if phase.name == only:
-            return
-    run.progress("done", len(PHASES), len(PHASES))
+    def _missing(self, phase: Phase) -> Any:
+        raise BadInput(
+            f"--only {self.only}: its phase before, {phase.name}, has not run with these settings and this data. "
+            "Run all phases first (without --only)."
+        )
 
+    def _history(self) -> list[dict[str, Any]]:
+        return [{"fingerprint": one.manifest.fingerprint, **_told(one)} for one in self.done.values()]
 
-def _inputs(phase: str, walk: Walk, done: dict[str, Done]) -> dict[str, Input]:
-    if phase == "ingest":
-        return sources.inputs(walk.spec)
-    inputs = {"records": list(done.values())[-1].as_input(walk.store)}
-    if phase == "split":
-        inputs |= sources.evaluations(walk.spec)
-    if phase == "pack":
-        inputs["tokenizer"] = tokenizer(walk.spec.train.base)
-        for earlier in ("ingest", "clean"):
-            inputs[f"quarantine/{earlier}"] = done[earlier].as_input(walk.store)
-    return inputs
+    def _shards(self, phase: Phase) -> list[Shard]:
+        before = _BEFORE.get(phase.name)
+        if before is None:
+            return list(sources.shards(self.walk.spec))
+        return after(self.walk, before, self.made[before.name], phase)
+
+    def _inputs(self, phase: Phase) -> dict[str, Input]:
+        inputs = {"records": self._input(CLEAN)}
+        if phase is not DEDUP:
+            inputs["rows"] = self._input(PHASES[PHASES.index(phase) - 1])
+        if phase is SPLIT:
+            inputs |= sources.evaluations(self.walk.spec)
+        if phase is MIX:
+            del inputs["records"]
+        if phase is PACK:
+            inputs["tokenizer"] = tokenizer(self.walk.spec.train.base)
+            inputs["tokens"] = self._input(TOKENIZE)
+            inputs["ingested"] = self._input(INGEST)
+        return inputs
+
+    def _input(self, phase: Phase) -> Input:
+        return self.done[phase.name].as_input(self.walk.store)
+
+    def _folders(self, phase: Phase) -> dict[str, Callable[[], Sequence[Path]]]:
+        """The inputs of a phase that are in shards."""
+        wanted = {} if phase is MIX else {"records": CLEAN}
+        if phase is PACK:
+            wanted["tokens"] = TOKENIZE
+        return {role: partial(sharded.folders, self.walk, of, self.made[of.name]) for role, of in wanted.items()}
 
 
 def tokenizer(base: str) -> Input:
@@ -152,6 +263,17 @@ def _fetched(store: Store, base: str, names: list[str], digest: str) -> Path:
 def _told(done: Done) -> dict[str, Any]:
     """What a phase told, short: its counts and what is its own, without what follows from the spec."""
     return {"name": done.phase} | {k: v for k, v in done.facts.items() if k not in ("settings", "before", "versions")}
+
+
+def _tell(run: JobRun, done: list[Done]) -> None:
+    """Say in the events where the bad records are: a run that is refused has no manifest to say it."""
+    last = done[-1]
+    bad = int(last.facts["quarantined"])
+    if bad:
+        folders = [one.uri for one in done if one.facts["quarantined"]]
+        if last.manifest.kind == "dataset":  # holds those of the phases before it
+            folders = [last.uri]
+        run.event(State.RUNNING, f"{last.phase} put {bad} records into quarantine", quarantine=folders)
 
 
 def _tolerate(done: list[Done], limit: float) -> None:

@@ -27,6 +27,8 @@ from corpus.encodings import SAMPLE_BYTES, detect, is_by_line
 MAX_LINE = 16 << 20
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 PACKED = (".gz", ".bz2", ".zst")
+UNUSABLE = "!unusable "
+"""Begins a line of jsonl that stands for a row that could not be written as one; why follows. JSON never begins so."""
 MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -36,6 +38,16 @@ class Fault:
 
     reason: str
     sample: str = ""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a plain jsonl file, from one line's start to another's: bytes, its first line's number, encoding."""
+
+    start: int
+    stop: int
+    line: int
+    encoding: str
 
 
 Rows = Iterator[tuple[int, Any]]
@@ -51,8 +63,16 @@ def unpacked(name: str) -> str:
     return next((name.removesuffix(end) for end in PACKED if name.endswith(end)), name)
 
 
-def read(path: Path, name: str) -> Rows:
-    """The rows of a file; `name` tells its kind, its first bytes its packing and its encoding."""
+def read(path: Path, name: str, span: Span | None = None) -> Rows:
+    """The rows of a file; `name` tells its kind, its first bytes its packing and its encoding.
+
+    With a `span` (`corpus.cut` makes them) only those of that stretch of lines.
+    """
+    if span:
+        with path.open("rb") as stream:
+            stream.seek(span.start)
+            yield from _jsonl(_decoded(stream, span.encoding, span))
+        return
     with path.open("rb") as handle:
         head = handle.read(6)
     if head.startswith(b"PAR1"):
@@ -115,7 +135,7 @@ def _looks_like_array(start: bytes, encoding: str) -> bool:
     return start.decode(encoding, "ignore").lstrip("\ufeff \t\r\n").startswith("[")
 
 
-def _decoded(stream: IO[bytes], encoding: str) -> Rows:
+def _decoded(stream: IO[bytes], encoding: str, span: Span | None = None) -> Rows:
     """Lines as text, cut at line feeds only: U+2028 and its like may stand inside a string."""
     if not is_by_line(encoding):
         try:
@@ -123,8 +143,8 @@ def _decoded(stream: IO[bytes], encoding: str) -> Rows:
         except UnicodeDecodeError as error:
             yield 1, Fault(f"not {encoding.upper()}: {error.reason} at byte {error.start}")
         return
-    number = 0
-    while raw := stream.readline(MAX_LINE):
+    number = span.line - 1 if span else 0
+    while (not span or stream.tell() < span.stop) and (raw := stream.readline(MAX_LINE)):
         number += 1
         if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
             while (more := stream.readline(MAX_LINE)) and not more.endswith(b"\n"):
@@ -151,6 +171,8 @@ def _jsonl(lines: Rows) -> Rows:
             yield number, text
         elif not text.strip():
             continue
+        elif text.startswith(UNUSABLE):
+            yield number, Fault(text.removeprefix(UNUSABLE).strip())
         else:
             try:
                 yield number, _DECODER.decode(text)

@@ -1,8 +1,9 @@
 """The one canonical record that every delivery becomes, and what makes a conversation one that can be learnt from.
 
 `messages` is JSON: a list of {"role", "content"} with roles system, user, assistant, tool; a call of a tool is content
-(`corpus.tools`), further keys (name, weight) are kept. A plain text for continued pretraining is one message of the
-role "text".
+(`corpus.tools`), further keys (name, weight) are kept. An answer of weight 0 is read and not learnt. A plain text for
+continued pretraining is one message of the role "text". Of a preference pair the last message is the chosen answer and
+has the other one's text under the key "rejected" (`corpus.preference`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ SCHEMA = pa.schema(
     ]
 )
 TEXT = "text"
+GROUP_ROWS, GROUP_BYTES = 8192, 16 << 20
+"""A row group has no more rows, and no more text but for its last record: what is read and worked on at a time."""
+REJECTED, WEIGHT = "rejected", "weight"
 
 
 class Bad(ValueError):
@@ -81,7 +85,7 @@ def check(messages: Sequence[Mapping[str, Any]]) -> None:
     """Whether a conversation can be learnt from.
 
     Raises:
-        Bad: an unknown role, an order that no template knows, nothing asked, or no answer.
+        Bad: an unknown role, an order that no template knows, nothing asked, no answer, or none that is to be learnt.
     """
     roles = [message["role"] for message in messages]
     if roles == [TEXT]:
@@ -104,6 +108,8 @@ def check(messages: Sequence[Mapping[str, Any]]) -> None:
     last = messages[-1]
     if not last["content"].strip():
         raise Bad("the answer is empty")
+    if all(message.get(WEIGHT) == 0 for message in messages if message["role"] == "assistant"):
+        raise Bad("nothing to learn: every answer has weight 0")
 
 
 _MAY_FOLLOW = {"user": ("start", "assistant"), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
@@ -119,6 +125,11 @@ def to_table(records: Sequence[Record]) -> pa.Table:
 def write(path: Path, table: pa.Table) -> None:
     """Write a parquet file whose bytes follow from the table alone."""
     pq.write_table(table, path, compression="zstd")
+
+
+def writer(path: Path, schema: pa.Schema = SCHEMA) -> pq.ParquetWriter:
+    """A parquet file to be written a table at a time; each table becomes a row group."""
+    return pq.ParquetWriter(path, schema, compression="zstd")
 
 
 def read(path: Path) -> pa.Table:

@@ -5,9 +5,11 @@ The fingerprint of a phase covers its settings, so moving a weight runs `mix` an
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import BaseModel, ConfigDict
 
-from refit.spec import Dedup, Expectations, Pipeline, Rule, Split
+from refit.spec import Dedup, Expectations, Pipeline, Rule, ScoreLimits, Split
 
 
 class Settings(BaseModel):
@@ -34,11 +36,16 @@ class IngestSettings(Settings):
     label_key: str | None
     max_records: int | None
 
+    def of_source(self, name: str) -> Self:
+        """What decides the records of one source: another source beside it moves nothing."""
+        return self.model_copy(update={"sources": tuple(source for source in self.sources if source.name == name)})
+
 
 class CleanSettings(Settings):
-    """Which rules, in which order, with which arguments."""
+    """Which rules, in which order, with which arguments, and what follows from a score."""
 
     rules: tuple[Rule, ...]
+    score: ScoreLimits
 
 
 class DedupSettings(Settings):
@@ -66,6 +73,10 @@ class MixSettings(Settings):
     seed: int
     drill: str
     rehearsal: tuple[str, ...]
+
+
+class TokenizeSettings(Settings):
+    """Nothing: the tokenizer and its template are an input."""
 
 
 class PackSettings(Settings):
@@ -96,7 +107,7 @@ def ingest(spec: Pipeline) -> IngestSettings:
 
 def clean(spec: Pipeline) -> CleanSettings:
     """The settings of `clean`."""
-    return CleanSettings(rules=spec.data.rules)
+    return CleanSettings(rules=spec.data.rules, score=spec.data.score.limits)
 
 
 def dedup(spec: Pipeline) -> DedupSettings:
@@ -120,6 +131,11 @@ def mix(spec: Pipeline) -> MixSettings:
         weights=weights, temperature=spec.data.temperature, seed=spec.data.seed, drill=spec.data.drill,
         rehearsal=_rehearsal(spec),
     )  # fmt: skip
+
+
+def tokenize(spec: Pipeline) -> TokenizeSettings:
+    """The settings of `tokenize`."""
+    return TokenizeSettings()
 
 
 def pack(spec: Pipeline) -> PackSettings:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
+from corpus.cut import shared_out, slices
 from corpus.readers import is_data
+from corpus.sharded import Shard
 from corpus.walk import Input
-from refit.errors import BadInput
+from refit.errors import BadInput, StoreUnavailable
 from refit.fingerprint import file_digest
 from refit.spec import Pipeline
 from refit.store import Store, join, matching, store_for
@@ -15,16 +18,25 @@ from refit.store import Store, join, matching, store_for
 EVALUATION = "evaluation"
 
 
-def inputs(spec: Pipeline) -> dict[str, Input]:
-    """The files of all sources by role, `<source>/<file>`, in a stable order.
+def shards(spec: Pipeline) -> Iterator[Shard]:
+    """The files of all sources, cut and put together to shards, in a stable order.
+
+    Where only so many records of a source are wanted, all of it is one shard: who comes first must not depend on cuts.
 
     Raises:
-        BadInput: a source has no file that can be read.
+        BadInput: a source has no file that can be read, or a database refuses its query.
+        ServerUnavailable: a database does not answer.
     """
-    found: dict[str, Input] = {}
     for index, source in enumerate(spec.data.sources):
-        found |= _inputs(source.uri, source.name, f"data.sources[{index}] ({source.name})")
-    return found
+        where = f"data.sources[{index}] ({source.name})"
+        files = _files(source.uri, where) if source.query is None else _extract(source.uri, source.query, where)
+        found = [slice for name, path in files.items() for slice in slices(name, path)]
+        for shard in [found] if spec.data.max_records else shared_out(found):
+            yield Shard(
+                source=source.name, size=sum(slice.size for slice in shard),
+                inputs={slice.role: Input(slice.digest, partial(Path, slice.path)) for slice in shard},
+                spans={slice.role: slice.span for slice in shard if slice.span},
+            )  # fmt: skip
 
 
 def evaluations(spec: Pipeline) -> dict[str, Input]:
@@ -35,22 +47,52 @@ def evaluations(spec: Pipeline) -> dict[str, Input]:
     """
     found: dict[str, Input] = {}
     for index, uri in enumerate(spec.data.decontaminate.against):
-        found |= _inputs(uri, f"{EVALUATION}/{index}", f"data.decontaminate.against[{index}]")
+        files = _files(uri, f"data.decontaminate.against[{index}]")
+        for name, path in files.items():
+            found[f"{EVALUATION}/{index}/{name}"] = Input(file_digest(path), partial(Path, path))
     return found
 
 
-def _inputs(uri: str, role: str, where: str) -> dict[str, Input]:
+def score_model(spec: Pipeline) -> dict[str, Input]:
+    """The folder of the model that `data.score` names, as the input `score`; none where it names none.
+
+    Raises:
+        BadInput: there is no such model.
+    """
+    uri = spec.data.score.model
+    if uri is None:
+        return {}
     store = store_for(uri)
-    found = {f"{role}/{name}": place for name, place in files_of(store, uri)}
+    try:
+        found = store.require(uri, "score")
+    except BadInput as error:
+        raise BadInput(f"data.score.model is {uri!r}: {error} `corpus fit` makes one.") from error
+    return {"score": Input(digest=found.content_digest(), fetch=partial(store.local, uri))}
+
+
+def _files(uri: str, where: str) -> dict[str, Path]:
+    """The files of an address by name, on this machine."""
+    store = store_for(uri)
+    found: dict[str, Path] = {}
+    for name, place in files_of(store, uri):
+        try:
+            # A name on a disk may be no text; what is written of it must be.
+            found[name.encode("utf-8", "backslashreplace").decode()] = store.local(place)
+        except FileNotFoundError as error:
+            raise StoreUnavailable(f"{where}: {place} was there a moment ago and is gone. Run again.") from error
     if not found:
         raise BadInput(
             f"{where}: {uri} holds no data file. "
             "Expected .jsonl, .json, .csv, .tsv, .txt (also .gz, .bz2, .zst), .parquet or .arrow."
         )
-    return {
-        name: Input(digest=file_digest(store.local(place)), fetch=partial(store.local, place))
-        for name, place in found.items()
-    }
+    return found
+
+
+def _extract(uri: str, query: str, where: str) -> dict[str, Path]:
+    """What a query says now, as a file on this machine."""
+    from corpus import database  # most lines have no database, and need not load what speaks to one
+
+    return {database.FILE: database.extract(uri, query, where).path}
 
 
 def files_of(store: Store, given: str) -> Iterator[tuple[str, str]]:

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from corpus import lsh, overlap, record, removed, text
+from corpus import lsh, overlap, record, removed, rows, said
 from corpus.decontaminate import gather, question, with_evaluation
-from corpus.removed import Removal
+from corpus.dedup import first_of_each
+from corpus.removed import Removals
+from corpus.rows import ROWS
 from corpus.settings import SplitSettings
 from corpus.shingles import Texts
 from corpus.sources import EVALUATION
-from corpus.task import RECORDS, REMOVED, Facts, Task
+from corpus.task import REMOVED, Facts, Task
 from refit.spec import Dedup, Split
+
+Index = NDArray[np.int64]
+Keys = NDArray[np.uint64]
 
 CONTAMINATED = "contaminated.parquet"
 # In the order of protection: what is near to a later side is removed from an earlier one.
@@ -33,23 +39,24 @@ SIDES = ("train", "validation", "heldout")
 def run(task: Task) -> Facts:
     """Give every record its side, and remove what would be on two."""
     settings: SplitSettings = task.settings
-    table = record.read(task.inputs["records"] / RECORDS)
-    conversations = [record.load(messages) for messages in table.column("messages").to_pylist()]
-    asked = [text.lines(record.prompt(messages)) for messages in conversations]
-    sessions, sources = table.column("session").to_pylist(), table.column("source").to_pylist()
-    sides = [
-        "train"
-        if source in settings.rehearsal
-        else side(settings.split, session, text.key(question), plain=messages[0]["role"] == record.TEXT)
-        for source, session, question, messages in zip(sources, sessions, asked, conversations, strict=True)
-    ]
-    table = table.append_column("split", pa.array(sides, pa.string()))
+    shards = task.shards["records"]
+    table = rows.read(task.inputs["rows"] / ROWS)
+    here = rows.by_shard(table, len(shards))
+    sides = _sides(table, _asked(shards, here), settings)
+    table = table.append_column("split", pa.array(sides, pa.string()).dictionary_encode())
     task.progress(table.num_rows // 3, table.num_rows)
-    removals = contaminated(asked, sources, np.array([SIDES.index(name) for name in sides], np.int64), settings.dedup)
+    form = said.forms(shards, "asked")
+
+    def texts(left: Index) -> said.Chosen:
+        return said.Chosen(shards, rows.by_shard(table.take(pa.array(left)), len(shards)), form, "asked")
+
+    keys = np.concatenate([said.keys(shard, "asked")[own] for shard, own in zip(shards, here, strict=True)])
+    rank = np.array([SIDES.index(name) for name in sides], np.int64)
+    removals = contaminated(keys, rank, texts, settings.dedup)
     evaluation = [path for role, path in task.inputs.items() if role.startswith(f"{EVALUATION}/")]
-    held = holding(evaluation, table, settings, task.folder / CONTAMINATED)
+    held = holding(evaluation, table, shards, settings, task.folder / CONTAMINATED)
     kept = removed.take_out(table, removals, task.folder / REMOVED, besides=held)
-    record.write(task.folder / RECORDS, kept)
+    record.write(task.folder / ROWS, kept)
     counts = Counter(kept.column("split").to_pylist())
     return {
         "records_in": table.num_rows,
@@ -60,20 +67,37 @@ def run(task: Task) -> Facts:
     }
 
 
-def holding(evaluation: Sequence[Path], table: pa.Table, settings: SplitSettings, path: Path) -> set[int]:
+def _asked(shards: Sequence[Path], here: Sequence[Index]) -> Iterator[str]:
+    """What each row asks, in their order."""
+    for shard, own in zip(shards, here, strict=True):
+        if len(own):
+            yield from said.read(shard, "asked").take(pa.array(own)).to_pylist()
+
+
+def _sides(table: pa.Table, asked: Iterator[str], settings: SplitSettings) -> list[str]:
+    columns = (table.column(name).to_pylist() for name in ("source", "session", "plain"))
+    return [
+        "train" if source in settings.rehearsal else side(settings.split, session, asks.replace("\n", " "), plain=plain)
+        for source, session, plain, asks in zip(*columns, asked, strict=True)
+    ]
+
+
+def holding(
+    evaluation: Sequence[Path], table: pa.Table, shards: Sequence[Path], settings: SplitSettings, path: Path
+) -> Index:
     """Training rows that hold a question of an evaluation set; writes down which one, and how much of it."""
     if not evaluation:
-        return set()
+        return np.zeros(0, np.int64)
     asked = gather(evaluation, question)
-    conversations = [record.load(messages) for messages in table.column("messages").to_pylist()]
-    said = Texts.of(["\n".join(message["content"] for message in messages) for messages in conversations])
     guarded = overlap.Guarded.of(Texts.of(asked.texts), settings.ngram, settings.min_words)
-    found, share = overlap.held(said, guarded)
+    whole = said.Chosen(shards, rows.by_shard(table, len(shards)), [frozenset()] * len(shards), "said")
+    parts = [overlap.held(texts, guarded) for texts in whole]
+    found, share = (np.concatenate(side) for side in zip(*parts, strict=True))
     training = np.array([name == "train" for name in table.column("split").to_pylist()], bool)
-    rows = np.flatnonzero(training & (found >= 0) & (share >= settings.threshold))
-    listed = table.select(["id", "source", "file", "line"]).take(pa.array(rows))
-    record.write(path, with_evaluation(listed, asked, found[rows], share[rows]))
-    return set(rows.tolist())
+    held: Index = np.flatnonzero(training & (found >= 0) & (share >= settings.threshold))
+    listed = table.select(["id", "source", "file", "line"]).take(pa.array(held))
+    record.write(path, with_evaluation(listed, asked, found[held], share[held]))
+    return held
 
 
 def side(split: Split, session: str | None, question: str, *, plain: bool = False) -> str:
@@ -85,19 +109,22 @@ def side(split: Split, session: str | None, question: str, *, plain: bool = Fals
     return "validation" if draw < split.heldout + split.validation else "train"
 
 
-def contaminated(asked: list[str], sources: list[str], rank: np.ndarray, settings: Dedup) -> list[Removal]:
-    """Which records ask what a record of a more protected side asks, exactly or nearly."""
-    keys = [question.replace("\n", " ") for question in asked]
-    guard: dict[str, int] = {}
-    for row in np.argsort(-rank, kind="stable").tolist():
-        guard.setdefault(keys[row], row)
-    removals = [Removal(row, guard[key], "exact", 1.0) for row, key in enumerate(keys) if rank[guard[key]] > rank[row]]
-    out = {removal.row for removal in removals}
-    left = np.array([row for row in range(len(asked)) if row not in out], np.int64)
-    own = [Texts.of(text.distinctive([asked[row] for row in left], [sources[row] for row in left]))]
-    found = lsh.matches(own, rank[left], settings)
-    gone = np.flatnonzero(found >= 0)
-    near = lsh.similarity(own, gone, found[gone], settings.ngram)
-    for i, share in zip(gone.tolist(), near.tolist(), strict=True):
-        removals.append(Removal(int(left[i]), int(left[found[i]]), "near", share))
-    return removals
+def contaminated(keys: Keys, rank: Index, texts: Callable[[Index], Iterable[Texts]], settings: Dedup) -> Removals:
+    """Which records ask what a record of a more protected side asks, exactly or nearly.
+
+    Args:
+        keys: of shape (rows, 2); equal where exactly the same is asked.
+        rank: how protected each row's side is.
+        texts: gives what some rows ask as it is compared, in parts, in the rows' order.
+        settings: the threshold and how candidates are found.
+    """
+    guard = first_of_each(keys, -rank)  # among equals in rank the first one: the order is stable
+    exact = np.flatnonzero(rank[guard] > rank)
+    out = np.zeros(len(rank), bool)
+    out[exact] = True
+    left = np.flatnonzero(~out)
+    matched = lsh.matches(texts(left), rank[left], settings)
+    near = np.flatnonzero(matched.found >= 0)
+    other = matched.found[near]
+    removals = Removals.of(exact, guard[exact], "exact", np.ones(len(exact)))
+    return removals + Removals.of(left[near], left[other], "near", matched.sets.similarity(near, other))

@@ -7,15 +7,18 @@ A phase is a module with one function, `run(task) -> facts`. It reads `settings`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from corpus.readers import Span
 
 Facts = dict[str, Any]
 Report = Callable[[int, int], None]
 
 RECORDS = "records.parquet"
+TEXTS = "texts.parquet"
 QUARANTINE = "quarantine.parquet"
 REMOVED = "removed.parquet"
 
@@ -26,10 +29,16 @@ def _silent(done: int, total: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A phase to run. `inputs` are folders (of ingest: files) by role; what is not here cannot decide the bytes."""
+    """A phase to run, or a shard of one: what is not here cannot decide the bytes.
+
+    `inputs` are folders (of ingest: files) by role; `spans` the stretches of those files that are not read whole;
+    `shards` the folders of an input that is in shards, in their order.
+    """
 
     settings: Any
     inputs: Mapping[str, Path]
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    shards: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     folder: Path
     report: Report = _silent
     pause: float = 0.5

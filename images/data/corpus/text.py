@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 # A line that this share of a source's texts has, and this many of them, is its form, not its content.
 BOILERPLATE_SHARE = 0.1
@@ -28,23 +28,12 @@ def key(text: str) -> str:
     return lines(text).replace("\n", " ")
 
 
-def distinctive(texts: Sequence[str], sources: Sequence[str]) -> list[str]:
-    """Texts (as `lines` gives them) without the lines that many texts of their source share.
+def form(counts: Mapping[str, int], total: int) -> frozenset[str]:
+    """The lines that are a source's form: so many of its `total` texts have each."""
+    enough = max(BOILERPLATE_COUNT, BOILERPLATE_SHARE * total)
+    return frozenset(line for line, count in counts.items() if count >= enough)
 
-    An instruction that stands before every example would make any two of them near duplicates. A text of nothing
-    but such lines stays whole.
-    """
-    counts: dict[str, Counter[str]] = {}
-    totals: Counter[str] = Counter(sources)
-    for text, source in zip(texts, sources, strict=True):
-        counts.setdefault(source, Counter()).update(set(text.split("\n")))
-    form = {
-        source: {line for line, n in count.items() if n >= max(BOILERPLATE_COUNT, BOILERPLATE_SHARE * totals[source])}
-        for source, count in counts.items()
-    }
-    own = []
-    for text, source in zip(texts, sources, strict=True):
-        if form[source]:
-            text = "\n".join(line for line in text.split("\n") if line not in form[source]) or text
-        own.append(text)
-    return own
+
+def without(text: str, form: AbstractSet[str]) -> str:
+    """A text (as `lines` gives it) without the lines that are form. One of nothing but such lines stays whole."""
+    return "\n".join(line for line in text.split("\n") if line not in form) or text

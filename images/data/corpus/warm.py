@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from corpus import lsh, overlap
-from corpus.binpack import best_fit_decreasing
+import numpy as np
+import pyarrow as pa
+
+from corpus import flat, letters, lsh, overlap
+from corpus.packing import pack_documents
 from corpus.shingles import Texts
 from refit.spec import Dedup
 
@@ -17,9 +21,10 @@ def main() -> None:
     clusters()
     texts, some = _texts(), np.arange(4, dtype=np.int64)
     lsh.matches([texts], np.arange(len(texts), dtype=np.int64) % 3, SETTINGS)
-    lsh.similarity([texts], some, some + 1, SETTINGS.ngram)
+    lsh.clusters([texts], SETTINGS).sets.similarity(some, some + 1)
     overlap.held(texts, overlap.Guarded.of(texts, SETTINGS.ngram, 2))
-    best_fit_decreasing(some + 1, 8)
+    packs()
+    scores()
 
 
 def clusters() -> None:
@@ -27,9 +32,33 @@ def clusters() -> None:
     lsh.clusters([_texts()], SETTINGS)
 
 
+def packs() -> None:
+    """Those that packing runs, for both widths of a token."""
+    one = np.ones(1, np.int64)
+    for size in (1 << 16, 1 << 17):
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            with flat.Writer(folder, "warm", vocabulary="", vocabulary_size=size) as writer:
+                writer.append(one, one, one, np.zeros((1, flat.ID_BYTES), np.uint8), one)
+            pack_documents(
+                [flat.read(folder, "warm")], np.zeros((1, 2), np.int64), one, length=16, pad=1, seed=1, folder=folder,
+                split="packs", vocabulary="", vocabulary_size=size,
+            )  # fmt: skip
+
+
+def scores() -> None:
+    """Those that fit a score's model, and that ask one."""
+    from corpus import fit, quality, score  # not needed, and not waited for, where only `clusters` is
+
+    texts = _texts()
+    model = score.Model(fit.count(texts), quality.Linear(np.zeros(quality.BUCKETS, np.float32), 0.0))
+    score.score(model, ["été 退款", ""])
+    quality.buckets(texts.data, 0, 10, np.empty(2 * 7, np.int64))
+
+
 def _texts() -> Texts:
     sentences = [f"the quick brown fox number {number % 7} jumps over it" for number in range(600)]
-    return Texts.of([*sentences, "été 退款", ""])
+    return letters.lowered(pa.array([*sentences, "été 退款", ""], pa.large_string()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""A source as shards: whole files, several small ones together, a big jsonl file in stretches of lines.
+
+Where the cuts are follows from the data alone: as many machines as like share the shards out, and the result is the
+same. A file that grows at its end keeps its earlier stretches, and with them everything that was made of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from corpus.encodings import SAMPLE_BYTES, detect, is_by_line
+from corpus.readers import MAGIC, Span, unpacked
+
+SHARD_BYTES = 64 << 20
+"""A shard holds about so much of plain text: some seconds of work, and a bound for what a worker has in memory."""
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A file, or a stretch of one: what it counts as, how many bytes it has, and where it lies on this machine."""
+
+    file: str
+    digest: str
+    size: int
+    path: Path
+    span: Span | None = None
+
+    @property
+    def role(self) -> str:
+        """What the slice is called among the inputs of its shard: a name of its own, the same on every machine."""
+        return f"{self.file}@{self.span.line}" if self.span else self.file
+
+
+def slices(file: str, path: Path) -> Iterator[Slice]:
+    """A file in stretches of about `SHARD_BYTES`, where it is one of lines; else whole."""
+    encoding = _of_lines(path)
+    if encoding is None or path.stat().st_size <= SHARD_BYTES:
+        with path.open("rb") as handle:
+            yield Slice(file, hashlib.file_digest(handle, "sha256").hexdigest(), path.stat().st_size, path)
+        return
+    line = 1
+    with path.open("rb") as handle:
+        start = 0
+        while found := _stretch(handle.read, handle.readline):
+            digest, size, lines = found
+            yield Slice(file, digest, size, path, Span(start, start + size, line, encoding))
+            start, line = start + size, line + lines
+
+
+def shared_out(found: list[Slice]) -> Iterator[list[Slice]]:
+    """Slices in shards, in their order: small ones together until there is enough for a shard."""
+    shard: list[Slice] = []
+    for one in found:
+        if shard and sum(slice.size for slice in shard) + one.size > SHARD_BYTES:
+            yield shard
+            shard = []
+        shard.append(one)
+    if shard:
+        yield shard
+
+
+def _stretch(read: Callable[[int], bytes], readline: Callable[[], bytes]) -> tuple[str, int, int] | None:
+    """Digest, bytes and lines of the next stretch; it ends with the line in which it is full."""
+    digest, size, lines = hashlib.sha256(), 0, 0
+    last = b""
+    while size < SHARD_BYTES and (block := read(min(BLOCK, SHARD_BYTES - size))):
+        digest.update(block)
+        size, lines, last = size + len(block), lines + block.count(b"\n"), block[-1:]
+    while last and last != b"\n" and (rest := readline()):
+        digest.update(rest)
+        size, lines, last = size + len(rest), lines + rest.count(b"\n"), rest[-1:]
+    return (digest.hexdigest(), size, lines) if size else None
+
+
+def _of_lines(path: Path) -> str | None:
+    """The encoding of a plain jsonl file; None where a file is packed, of another kind, or not cut by line feeds."""
+    if not unpacked(path.name).endswith((".jsonl", ".json")):
+        return None
+    with path.open("rb") as handle:
+        start = handle.read(SAMPLE_BYTES)
+    encoding = detect(start)
+    is_packed = any(start.startswith(magic) for magic in (*MAGIC, b"PAR1", b"ARROW1"))
+    if is_packed or not is_by_line(encoding) or b"\0" in start[:64]:
+        return None
+    return None if start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[" else encoding
