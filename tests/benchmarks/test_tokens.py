@@ -20,8 +20,8 @@ from corpus import flat
 from corpus.packing import pack_documents
 from corpus.tokenize import write
 from corpus.tokens import Encoder
-from tests.benchmarks.test_data import note, rate
-from tests.benchmarks.test_near_dedup import documents
+from tests.benchmarks.documents import documents, english
+from tests.benchmarks.table import note, rate
 from tests.data.conftest import CHATML
 
 pytestmark = pytest.mark.benchmark
@@ -37,7 +37,7 @@ Talk = list[dict[str, str]]
 @pytest.fixture(scope="module")
 def talks() -> list[Talk]:
     made = []
-    for text, _ in documents(COUNT):
+    for text, _ in documents(COUNT, english()):
         seam = text.find(" ", len(text) // 2)
         made.append([{"role": "user", "content": text[:seam]}, {"role": "assistant", "content": text[seam + 1 :]}])
     return made

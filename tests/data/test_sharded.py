@@ -190,6 +190,7 @@ def started(line: Line) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
+@pytest.mark.integration
 def test_a_process_that_dies_with_its_shard_is_told_and_the_rest_is_kept(heavy: Line) -> None:
     run = started(heavy)
     os.kill(workers(run.pid)[0], signal.SIGKILL)
@@ -200,6 +201,7 @@ def test_a_process_that_dies_with_its_shard_is_told_and_the_rest_is_kept(heavy: 
     assert code == 0, answer
 
 
+@pytest.mark.integration
 def test_nothing_goes_on_when_the_job_is_killed(heavy: Line) -> None:
     run = started(heavy)
     found = workers(run.pid)

@@ -42,10 +42,10 @@ def test_the_same_file_gives_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_kinds_are_counted_as_the_data_stage_counts_them(tmp_path: Path) -> None:
-    bad = Quarantine()
-    for number, reason in enumerate(["not JSON: at 3", "not JSON: at 4", "a: b: c", "no colon", ":", "two\nlines: x"]):
-        bad.add("mail", "f", number, reason, "x")
-    bad.save(tmp_path / "q.parquet")
+    reasons = ["not JSON: at 3", "not JSON: at 4", "a: b: c", "no colon", ":", "two\nlines: x"]
+    with Quarantine(tmp_path / "q.parquet") as bad:
+        for number, reason in enumerate(reasons):
+            bad.add("mail", "f", number, reason, "x")
     counts = extract.extract(tmp_path / "q.parquet").counts
     assert {kind: count for (_, kind), count in counts.items()} == bad.reasons()
 
@@ -59,7 +59,8 @@ def test_reasons_without_end_are_counted_together(tmp_path: Path) -> None:
 
 
 def test_an_empty_quarantine_gives_nothing(tmp_path: Path) -> None:
-    Quarantine().save(tmp_path / "q.parquet")
+    with Quarantine(tmp_path / "q.parquet"):
+        pass
     found = extract.extract(tmp_path / "q.parquet")
     assert (found.counts, found.rows) == ({}, [])
 
