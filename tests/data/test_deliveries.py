@@ -94,6 +94,38 @@ def test_what_is_missing_or_unknown_is_told_before_any_work(small: Line) -> None
     assert not (small.folder / "store" / "datasets").exists()
 
 
+def test_a_line_of_one_record_and_a_source_of_one_record_are_lines(line: Line, texts: Sentences) -> None:
+    line.data.update(split={"heldout": 0, "validation": 0}, expect={"min_records": 1, "max_label_share": 1.0})
+    line.deliver("only", [{"prompt": "where is my lamp", "completion": '{"mood": "bad"}'}])
+    facts = line.manifest(line.dataset()).facts
+    assert facts["records"] == {"train": 1, "validation": 0, "heldout": 0}
+    line.deliver("more", [{"prompt": text, "completion": '{"mood": "bad"}'} for text in texts(30)])
+    facts = line.manifest(line.dataset()).facts
+    assert facts["records"]["train"] == 1 + 16, "an epoch of 31 sees the one 15 times and 16 of the others once"
+    assert facts["tokens"]["train"]["sources"]["only"]["share"] > 0.4, "half of the epoch, as its weight asks"
+
+
+def test_a_shard_of_nothing_but_bad_records_is_a_shard(line: Line, texts: Sentences) -> None:
+    line.data["max_bad_ratio"] = 0.5
+    line.deliver("mail", [{"prompt": text, "completion": '{"mood": "good"}'} for text in texts(60)])
+    line.deliver("noise", [{"prompt": "...", "completion": '{"mood": "bad"}'} for _ in range(5)])
+    line.data["expect"]["max_label_share"] = 1.0
+    folder = line.dataset()
+    assert {row["source"] for row in line.rows(folder, "quarantine.parquet")} == {"noise"}
+    assert line.manifest(folder).facts["tokens"]["train"]["sources"].keys() == {"mail"}
+
+
+def test_one_delivery_under_two_names_is_told_apart_and_deduplicated(line: Line, texts: Sentences) -> None:
+    rows = [{"prompt": text, "completion": '{"mood": "good"}'} for text in texts(60)]
+    for name in ("mail", "copy"):
+        line.deliver(name, rows)
+    line.deliver("mail", rows, "again.jsonl")
+    line.data["expect"]["max_label_share"] = 1.0
+    facts = {told["name"]: told for told in line.manifest(line.dataset()).facts["before"]}
+    assert facts["ingest"]["records_out"] == 180
+    assert facts["dedup"]["removed"]["exact"] == 120
+
+
 def test_an_answer_without_the_label_key_is_bad(small: Line) -> None:
     small.data["max_bad_ratio"] = 1.0
     small.deliver("chatty", [{"prompt": f"how are you number {n}", "completion": "fine"} for n in range(3)], weight=0)

@@ -126,6 +126,28 @@ def test_parquet_columns_of_any_type_are_read(tmp_path: Path) -> None:
     assert rows == [(1, {"text": "a", "n": None}), (2, {"text": "b", "n": None}), (3, {"text": "a", "n": 1})]
 
 
+def test_a_column_that_begins_with_nothing_but_nulls_is_read(tmp_path: Path) -> None:
+    """datasets#8241: a type guessed from a first chunk of nulls must not decide for the strings after it."""
+    table = pa.table({"text": pa.array([None] * 300 + ["late"], pa.string())})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=100)
+    rows = [row["text"] for _, row in readers.read(tmp_path / "x.parquet", "x.parquet")]
+    assert rows == [None] * 300 + ["late"]
+
+
+def test_a_column_of_more_than_two_gigabytes_is_read_a_little_at_a_time(tmp_path: Path) -> None:
+    """datasets#7222: what does not fit into 32-bit offsets; here one text of a megabyte, 2,200 times."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 2200, pa.int32()), pa.array(["x" * (1 << 20)]))
+    pq.write_table(pa.table({"text": text}), tmp_path / "x.parquet", store_schema=False)
+    assert (tmp_path / "x.parquet").stat().st_size < 3 << 20
+    before = pa.total_allocated_bytes()
+    most = last = 0
+    for line, row in readers.read(tmp_path / "x.parquet", "x.parquet"):
+        assert len(row["text"]) == 1 << 20
+        most, last = max(most, pa.total_allocated_bytes() - before), line
+    assert last == 2200
+    assert most < 1 << 30
+
+
 def test_a_broken_parquet_file_says_so(tmp_path: Path) -> None:
     assert "parquet" in faults(read(tmp_path, "x.parquet", b"PAR1" + b"\x00" * 50))[0][1]
 

@@ -25,6 +25,8 @@ from corpus.encodings import SAMPLE_BYTES, detect, is_by_line
 
 # A longer line is no record of a person's making; reading on is bounded by it.
 MAX_LINE = 16 << 20
+# Rows of a column file that are in memory at a time; one may be a megabyte.
+COLUMN_ROWS = 256
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 PACKED = (".gz", ".bz2", ".zst")
 UNUSABLE = "!unusable "
@@ -76,7 +78,7 @@ def read(path: Path, name: str, span: Span | None = None) -> Rows:
     with path.open("rb") as handle:
         head = handle.read(6)
     if head.startswith(b"PAR1"):
-        yield from _columns(lambda: pq.ParquetFile(path).iter_batches(), "parquet")
+        yield from _columns(lambda: pq.ParquetFile(path).iter_batches(batch_size=COLUMN_ROWS), "parquet")
         return
     if head == b"ARROW1":
         yield from _columns(lambda: _arrow_batches(path), "arrow")
@@ -252,9 +254,10 @@ def _columns(batches: Callable[[], Iterable[pa.RecordBatch]], kind: str) -> Rows
     number = 0
     try:
         for batch in batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
+            for first in range(0, batch.num_rows, COLUMN_ROWS):
+                for row in batch.slice(first, COLUMN_ROWS).to_pylist():
+                    number += 1
+                    yield number, row
     except (pa.ArrowException, OSError) as error:
         yield number + 1, Fault(f"the {kind} file cannot be read: {' '.join(str(error).split())[:150]}")
 
