@@ -8,9 +8,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
+from corpus import door, questions
+from corpus.settings import DoorSettings
+from refit.errors import BadRecords
 from refit.job import read_events
+from refit.spec import Expectations
 
 if TYPE_CHECKING:
     from tests.data.conftest import Line, Sentences
@@ -218,6 +223,42 @@ def test_the_door_says_which_expectation_is_not_met(small: Line) -> None:
     assert "labels.share: column max to be between max_value 0.3; found 0.5" in answer["message"]
 
 
+def test_a_door_that_is_not_passed_stops_the_next_phase_every_time(small: Line) -> None:
+    rows = [{"instruction": f"the same again {n % 2}", "output": json.dumps({"mood": "good"})} for n in range(40)]
+    small.deliver("copies", rows)
+    for _ in range(2):
+        code, answer = small.prepare()
+        assert (code, answer["error"]) == (10, "BadRecords")
+        assert "at the door after dedup are not met: sources.duplicates" in answer["message"]
+        assert "found [0.95]" in answer["message"]
+    assert not (small.folder / "store" / "datasets" / "small" / "split").exists()
+    assert small.prepare("--set", "data.expect.max_duplicate_share=0.96")[0] == 0
+
+
+def test_a_door_that_was_passed_is_not_asked_again_and_says_what_it_asked(small: Line) -> None:
+    small.dataset()
+    doors = list((small.folder / "store" / "datasets" / "small" / "doors").iterdir())
+    facts = [small.manifest(door).facts for door in doors]
+    assert sorted(told["settings"]["after"] for told in facts) == ["clean", "dedup", "split"]
+    assert all(told["expectations"]["met"] == told["expectations"]["asked"] > 2 for told in facts)
+    (dedup,) = (told for told in facts if told["settings"]["after"] == "dedup")
+    assert any(
+        said.startswith("sources.duplicates: column values to be between") for said in dedup["expectations"]["told"]
+    )
+    assert small.prepare()[0] == 0
+    assert small.stderr.count("name=doors cached=true") == 3
+
+
+def test_a_session_on_two_sides_does_not_pass() -> None:
+    """Nothing of ours makes one: the door is there for what we did not think of."""
+    rows = pa.table({"session": ["a", "a", None], "split": ["train", "heldout", "train"]})
+    settings = DoorSettings(
+        after="split", sources=("mail",), label_key=None, heldout=0.5, expect=Expectations(min_records=1), rehearsal=()
+    )
+    with pytest.raises(BadRecords, match=r"sessions\.sides: .*found \[2\]"):
+        door.check(questions.after_split(rows, settings), "after split")
+
+
 def test_the_first_page_of_the_data_docs_leads_to_every_table_without_a_script(small: Line) -> None:
     docs = small.dataset() / "data_docs"
     page = (docs / "index.html").read_text()
@@ -227,8 +268,22 @@ def test_the_first_page_of_the_data_docs_leads_to_every_table_without_a_script(s
         "labels",
         "records",
         "task",
+        "tokens",
     ]
     assert all((docs / link).is_file() for link in links)
+
+
+def test_a_label_that_nobody_has_is_missed_at_the_door(small: Line) -> None:
+    """Columns with categories count those that no row has; the third label goes with its records, by a rule."""
+    rows = [{"instruction": f"{text} ?", "output": json.dumps({"mood": "odd"})} for text in (f"x{n}" for n in range(9))]
+    small.deliver("mail", rows, "odd.jsonl")
+    small.data["expect"] = {"min_records": 10, "labels": ["good", "bad", "odd"]}
+    small.data["rules"] = [{"name": "length", "args": {"min_chars": 6}}]
+    small.data["max_bad_ratio"] = 0.5
+    small.data["split"] = {"heldout": 0.3, "validation": 0.3}
+    code, answer = small.prepare()
+    assert (code, answer["error"]) == (10, "BadRecords")
+    assert "labels.label: column distinct values to contain set" in answer["message"]
 
 
 def test_a_rehearsal_is_trained_on_as_it_comes_and_is_in_no_exam(small: Line) -> None:

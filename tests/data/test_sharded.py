@@ -13,11 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus import cut, readers
+from corpus import cut, readers, said
 from corpus.prepare import share
 from corpus.sharded import added
 from refit import job
@@ -85,6 +88,39 @@ def test_what_has_no_lines_of_its_own_is_one_shard(tmp_path: Path, name: str, mo
     )  # fmt: skip
     (whole,) = cut.slices(name, path)
     assert whole.span is None
+
+
+def test_lines_are_cut_whatever_the_copy_on_this_machine_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What S3 holds lies here under a name of its own."""
+    monkeypatch.setattr(cut, "SHARD_BYTES", 100)
+    copy = tmp_path / "0f3a"
+    copy.write_text("".join(f'{{"n": {n}}}\n' for n in range(100)))
+    assert len(list(cut.slices("big.jsonl", copy))) > 5
+
+
+def test_the_same_bytes_in_another_encoding_are_another_stretch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut, "SHARD_BYTES", 70_000)
+    rest = b'{"n": 1}\n' * 20_000
+    chinese = "我上个月在你们店里买了一台咖啡机，用了三天就坏了，请尽快给我退款。".encode("gb18030") * 900
+    heads = [b'{"text": "' + text + b'"}\n' for text in (b"a" * len(chinese), chinese)]
+    roles = []
+    for number, head in enumerate(heads):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(head + rest)
+        roles.append({(one.role, one.digest) for one in cut.slices("x.jsonl", path) if one.span and one.span.line > 1})
+    assert roles[0]
+    assert not roles[0] & roles[1]
+
+
+def test_keys_are_read_from_any_row_groups(tmp_path: Path) -> None:
+    keys = np.arange(600_000, dtype=np.uint64).reshape(-1, 2)
+    column = pa.FixedSizeBinaryArray.from_buffers(said.KEY, len(keys), [None, pa.py_buffer(keys.tobytes())])
+    pq.write_table(pa.table({"said_key": column}), tmp_path / "texts.parquet", row_group_size=len(keys))
+    assert (said.keys(tmp_path, "said") == keys).all()
 
 
 def test_small_files_share_a_shard_and_big_ones_have_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

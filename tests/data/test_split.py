@@ -7,8 +7,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corpus.rows import SIDES
 from corpus.shingles import Texts
-from corpus.split import SIDES, contaminated, side
+from corpus.split import contaminated, side
 from refit.spec import Dedup, Split
 
 SPLIT = Split(heldout=0.3, validation=0.2)

@@ -44,10 +44,9 @@ def job(tmp_path: Path) -> Job:
 def folder_with(job: Job, phase: str, samples: list[str], kind: str = "records") -> str:
     uri = join(job.store, "datasets/line", phase, "f" * 32)
     with store_for(uri).publish(uri) as draft:
-        bad = Quarantine()
-        for number, sample in enumerate(samples):
-            bad.add("mail", "part.jsonl", number, f"reason {number % 2}: {sample}", sample)
-        bad.save(draft.path / quarantine.FILE)
+        with Quarantine(draft.path / quarantine.FILE) as bad:
+            for number, sample in enumerate(samples):
+                bad.add("mail", "part.jsonl", number, f"reason {number % 2}: {sample}", sample)
         draft.commit(Manifest(kind=kind, fingerprint="f" * 32))
     return uri
 

@@ -39,14 +39,15 @@ def job(database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     made.save()
     uri = join(store, "datasets/tiny/ingest/abc")
     with store_for(uri).publish(uri) as draft:
-        bad = Quarantine()
-        for number in range(240):
-            bad.add("tickets", "2026-11.jsonl", number, f"not JSON: Expecting value at {number}", f'{{"note": {number}')
-        for number in range(110):
-            bad.add("chats", "export.csv", number, "length: the answer has 0 characters", "hello? / ")
-        for number in range(40):
-            bad.add(EVIL, EVIL, number, f"{EVIL}: {EVIL}", EVIL)
-        bad.save(draft.path / quarantine.FILE)
+        with Quarantine(draft.path / quarantine.FILE) as bad:
+            for number in range(240):
+                bad.add(
+                    "tickets", "2026-11.jsonl", number, f"not JSON: Expecting value at {number}", f'{{"note": {number}'
+                )
+            for number in range(110):
+                bad.add("chats", "export.csv", number, "length: the answer has 0 characters", "hello? / ")
+            for number in range(40):
+                bad.add(EVIL, EVIL, number, f"{EVIL}: {EVIL}", EVIL)
         (draft.path / "data_docs").mkdir()
         (draft.path / "data_docs/index.html").write_text("<h1>Docs</h1>")
         draft.commit(Manifest(kind="records", fingerprint="abc"))

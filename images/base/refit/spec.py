@@ -149,11 +149,13 @@ class Decontaminate(Spec):
 
 
 class Expectations(Spec):
-    """What Great Expectations asks of the records at the door out."""
+    """What Great Expectations asks of the records at the doors between phases, and at the door out."""
 
     min_records: Count = 100
     labels: tuple[str, ...] = ()
     max_label_share: Share = 0.95
+    max_duplicate_share: Share = 0.9
+    min_tokens: Count = 1
 
 
 class Data(Spec):

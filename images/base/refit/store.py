@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -177,7 +178,8 @@ class FileStore(Store):
     def publish(self, uri: str) -> Iterator[Draft]:
         final = self.path(uri)
         final.parent.mkdir(parents=True, exist_ok=True)
-        folder = final.with_name(f".draft-{final.name}-{os.getpid()}-{secrets.token_hex(4)}")
+        _sweep(final.parent)
+        folder = final.with_name(f".draft-{final.name}-{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}")
         folder.mkdir()
         try:
             yield Draft(folder, lambda path, manifest: self._finish(uri, path, manifest))
@@ -215,6 +217,18 @@ class FileStore(Store):
         if parts.scheme:
             raise BadInput(f"{uri}: unknown scheme {parts.scheme!r}; use file://, cache:// or s3://.")
         return Path(uri).absolute()
+
+
+_MACHINE = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname())[:32] or "here"
+_DRAFT = re.compile(rf"\.draft-.+-{_MACHINE}-(\d+)-[0-9a-f]{{8}}")
+
+
+def _sweep(parent: Path) -> None:
+    """Take away what killed writers of this machine left; other machines' drafts are theirs to judge."""
+    for draft in parent.glob(".draft-*"):
+        found = _DRAFT.fullmatch(draft.name)
+        if found and not Path("/proc", found[1]).exists():
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def store_for(uri: str) -> Store:

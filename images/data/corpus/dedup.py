@@ -35,10 +35,10 @@ def run(task: Task) -> Facts:
     table = rows.collect(shards)
     task.progress(table.num_rows // 3, table.num_rows)
     keys = np.concatenate([said.keys(shard, "said") for shard in shards])
-    form = said.forms(shards, "said")
+    form, places = said.forms(shards, "said"), table.select(["shard", "row"])
 
     def texts(left: Index) -> said.Chosen:
-        return said.Chosen(shards, rows.by_shard(table.take(pa.array(left)), len(shards)), form, "said")
+        return said.Chosen(shards, rows.by_shard(places.take(pa.array(left)), len(shards)), form, "said")
 
     removals, found = duplicates(keys, rank_of(table), texts, settings.dedup)
     kept = removed.take_out(table, removals, task.folder / REMOVED)

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from corpus import record, rows
+from corpus.rows import SIDES
 from corpus.sharded import SHARDS
-from corpus.split import SIDES
 from refit.errors import BadInput
 from refit.manifest import MANIFEST, Manifest
 from refit.store import join, store_for

@@ -1,7 +1,4 @@
-"""The door out: what Great Expectations asks of the records before they become a dataset, with its Data Docs.
-
-The row count is always asked: an empty table passes every other question (great_expectations#7432).
-"""
+"""How a door asks: Great Expectations over tables, with its Data Docs. What is asked stands in `corpus.questions`."""
 
 from __future__ import annotations
 
@@ -9,114 +6,57 @@ import importlib
 import logging
 import os
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import pyarrow as pa
-
-from corpus.settings import PackSettings
 from refit.errors import BadRecords
 
 # A dataset's name follows from its content, and its Data Docs are part of it: nothing in them may tell the time.
 _CLOCK = re.compile(rb"\?d=\d{8}T\d{6}\.\d+Z|\d{8}T\d{6}\.\d{6}Z(?=</span>)")
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 Frame = Any  # a pandas DataFrame
+Asked = Mapping[str, tuple[Frame, list[Any]]]
+"""By name: a table, and what is asked of it."""
 INDEX = """<!doctype html><meta charset="utf-8"><title>Data Docs</title>
 <style>:root {{ color-scheme: light dark }} body {{ font: 15px/1.8 system-ui, sans-serif; margin: 2rem }}</style>
-<h1>Data Docs</h1><p>What Great Expectations asked at the door out of the data stage, by table.</p><ul>{items}</ul>
+<h1>Data Docs</h1><p>What Great Expectations asked at this door of the data stage, by table.</p><ul>{items}</ul>
 """
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def check(sides: dict[str, pa.Table], settings: PackSettings, docs: Path) -> dict[str, Any]:
-    """Ask everything; write the Data Docs.
+def check(asked: Asked, where: str, docs: Path | None = None) -> dict[str, Any]:
+    """Ask everything of every table; write the Data Docs, where they are wanted.
 
     Returns:
-        How many expectations were asked and met.
+        How many expectations were asked and met, and each in words.
 
     Raises:
         BadRecords: one was not met; names each with what was found.
     """
-    pd = _library("pandas")
-    frame = pd.concat([_frame(name, table) for name, table in sides.items()], ignore_index=True)
-    asked: dict[str, tuple[Frame, list[Any]]] = {"records": (frame, _of_records(settings))}
-    if settings.label_key or settings.expect.labels:
-        task = frame[~frame["source"].isin(settings.rehearsal)]
-        asked["task"] = (task, _of_task(settings))
-        labels = task["label"].value_counts().rename_axis("label").reset_index(name="records")
-        labels["share"] = labels["records"] / max(1, int(labels["records"].sum()))
-        asked["labels"] = (labels, _of_labels(settings))
     results = _ask(asked, docs)
     failed = [text for met, text in results if not met]
     if failed:
         raise BadRecords(
-            f"{len(failed)} of {len(results)} expectations at the door out are not met: {'; '.join(failed)}. "
+            f"{len(failed)} of {len(results)} expectations at the door {where} are not met: {'; '.join(failed)}. "
             "Look at the sources, or change data.expect."
         )
-    return {"asked": len(results), "met": len(results)}
+    return {"asked": len(results), "met": len(results), "told": [text for _, text in results]}
 
 
-def _frame(split: str, table: pa.Table) -> Frame:
-    frame = table.select(["id", "source", "domain", "label", "prompt_chars", "answer_chars"]).to_pandas()
-    frame["split"] = split
-    return frame
-
-
-def _of_records(settings: PackSettings) -> list[Any]:
-    expect = _library("great_expectations.expectations")
-    sides = ["train", *(["heldout"] if settings.heldout else [])]
-    asked = [
-        expect.ExpectTableRowCountToBeBetween(min_value=settings.expect.min_records),
-        expect.ExpectColumnValuesToBeUnique(column="id"),
-        expect.ExpectColumnDistinctValuesToContainSet(column="split", value_set=sides),
-        expect.ExpectColumnValuesToBeBetween(column="prompt_chars", min_value=1),
-        expect.ExpectColumnValuesToBeBetween(column="answer_chars", min_value=1),
-    ]
-    asked += [expect.ExpectColumnValuesToNotBeNull(column=name) for name in ("id", "source", "domain", "split")]
-    return asked
-
-
-def _of_task(settings: PackSettings) -> list[Any]:
-    """Of the records with a label: all but a rehearsal's."""
-    expect = _library("great_expectations.expectations")
-    asked = [expect.ExpectTableRowCountToBeBetween(min_value=1)]
-    if settings.label_key:
-        asked.append(expect.ExpectColumnValuesToNotBeNull(column="label"))
-    if settings.expect.labels:
-        asked.append(expect.ExpectColumnValuesToBeInSet(column="label", value_set=list(settings.expect.labels)))
-    return asked
-
-
-def _of_labels(settings: PackSettings) -> list[Any]:
-    expect = _library("great_expectations.expectations")
-    asked = [
-        expect.ExpectTableRowCountToBeBetween(min_value=1),
-        expect.ExpectColumnMaxToBeBetween(column="share", max_value=settings.expect.max_label_share),
-    ]
-    if settings.expect.labels:
-        asked.append(
-            expect.ExpectColumnDistinctValuesToContainSet(column="label", value_set=list(settings.expect.labels))
-        )
-    return asked
-
-
-def _ask(asked: dict[str, tuple[Frame, list[Any]]], docs: Path) -> list[tuple[bool, str]]:
+def _ask(asked: Asked, docs: Path | None) -> list[tuple[bool, str]]:
     """Run a checkpoint for every table; (met, in words) of every expectation."""
-    gx = _library("great_expectations")
-    identifier = _library("great_expectations.core.run_identifier").RunIdentifier
+    gx = library("great_expectations")
+    identifier = library("great_expectations.core.run_identifier").RunIdentifier
     context = gx.get_context(mode="ephemeral")
-    bars = _library("great_expectations.data_context.types.base").ProgressBarsConfig
+    bars = library("great_expectations.data_context.types.base").ProgressBarsConfig
     context.variables.progress_bars = bars(globally=False)
-    site = {
-        "class_name": "SiteBuilder",
-        "show_how_to_buttons": False,
-        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())},
-    }
-    context.add_data_docs_site(site_name="docs", site_config=site)
+    if docs:
+        _add_site(context, docs)
+    actions = [gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=["docs"])] if docs else []
     source = context.data_sources.add_pandas("corpus")
     results = []
     for name, (frame, expectations) in asked.items():
@@ -127,16 +67,27 @@ def _ask(asked: dict[str, tuple[Frame, list[Any]]], docs: Path) -> list[tuple[bo
             gx.Checkpoint(
                 name=name,
                 validation_definitions=[definition],
-                actions=[gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=["docs"])],
+                actions=actions,
                 result_format="BASIC",
             )
         )
         run = checkpoint.run(batch_parameters={"dataframe": frame}, run_id=identifier(run_name=name, run_time=_NO_TIME))
         for validation in run.run_results.values():
             results += [(bool(result.success), _in_words(name, result)) for result in validation.results]
-    _without_time(docs)
-    _index(docs)
+    if docs:
+        _without_time(docs)
+        _index(docs)
     return results
+
+
+def _add_site(context: Any, docs: Path) -> None:
+    site = {
+        "class_name": "SiteBuilder",
+        "show_how_to_buttons": False,
+        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())},
+    }
+    context.add_data_docs_site(site_name="docs", site_config=site)
 
 
 def _in_words(table: str, result: Any) -> str:
@@ -174,7 +125,7 @@ def _numbered(html: bytes) -> bytes:
     return _UUID.sub(lambda found: numbers.setdefault(found[0], b"n%d" % len(numbers)), html)
 
 
-def _library(name: str) -> Any:
+def library(name: str) -> Any:
     """Loaded only where it is used: Great Expectations takes seconds. It is kept quiet, and from calling home."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     library = importlib.import_module(name)

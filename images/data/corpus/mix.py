@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from corpus import record, rows
-from corpus.rows import ROWS
+from corpus.rows import ROWS, SIDES
 from corpus.settings import MixSettings
-from corpus.split import SIDES
 from corpus.task import Facts, Task
 from refit.errors import BadRecords
 

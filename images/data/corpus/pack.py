@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from corpus import door, quarantine, record, rows, sides
+from corpus import door, quarantine, questions, record, rows, sides
 from corpus.packing import pack_documents
 from corpus.quarantine import Quarantine
 from corpus.record import GROUP_ROWS
@@ -46,6 +46,7 @@ def run(task: Task) -> Facts:
     """Pack, check, and write the dataset folder."""
     settings: PackSettings = task.settings
     encoder, shards = Encoder(task.inputs["tokenizer"]), task.shards["records"]
+    sets = sides.open_sets(task.shards["tokens"])
     scratch = task.folder / "scratch"
     scratch.mkdir()
     own = scratch / QUARANTINE
@@ -54,7 +55,7 @@ def run(task: Task) -> Facts:
     with Quarantine(own) as bad:
         for number, name in enumerate((*PACKED, HELD), start=1):
             table = rows.read(task.inputs["rows"] / f"{name}.parquet")
-            side = sides.open_side(table, task.shards["tokens"], shards, encoder, scratch)
+            side = sides.open_side(table, sets, shards, encoder, scratch)
             if name != HELD:
                 side, header = _pack(side, name, task, encoder, bad)
                 tokens[name] = {"packs": header.packs, "tokens": header.tokens, "targets": header.targets}
@@ -69,7 +70,7 @@ def run(task: Task) -> Facts:
     for path in scratch.iterdir():
         path.unlink()
     scratch.rmdir()
-    checked = door.check(kept, settings, task.folder / "data_docs")
+    checked = door.check(questions.out(kept, tokens, settings), "out", task.folder / "data_docs")
     sample = [messages for _, messages in rows.conversations(kept["train"].slice(0, COMPARED), shards)]
     return {
         "records_in": sum(table.num_rows for table in kept.values()) + len(bad),

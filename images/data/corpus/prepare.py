@@ -47,7 +47,8 @@ def _shared(chosen: Any) -> list[str]:
 
 INGEST, CLEAN, TOKENIZE, DEDUP, SPLIT, MIX, PACK = PHASES = (
     Phase(
-        name="ingest", settings=settings.ingest, libraries=("pyarrow", "xxhash"), of_source=IngestSettings.of_source
+        name="ingest", settings=settings.ingest, of_source=IngestSettings.of_source,
+        libraries=("pyarrow", "xxhash", "charset-normalizer"),
     ),
     Phase(
         name="clean", settings=settings.clean, libraries=("pyarrow", "numpy", "xxhash"), modules=_modules_of_rules,
@@ -58,13 +59,20 @@ INGEST, CLEAN, TOKENIZE, DEDUP, SPLIT, MIX, PACK = PHASES = (
         libraries=("pyarrow", "numpy", "tokenizers", "gigatoken", "jinja2"),
     ),
     Phase(name="dedup", settings=settings.dedup, libraries=("pyarrow", "numpy")),
-    Phase(name="split", settings=settings.split, libraries=("pyarrow", "numpy")),
+    Phase(name="split", settings=settings.split, libraries=("pyarrow", "numpy", "charset-normalizer")),
     Phase(name="mix", settings=settings.mix, libraries=("pyarrow", "numpy")),
     Phase(
         name="pack", settings=settings.pack, modules=_shared, kind="dataset",
         libraries=("pyarrow", "numpy", "tokenizers", "jinja2", "great-expectations"),
     ),
 )  # fmt: skip
+DOORS = {
+    phase.name: Phase(
+        name="doors", settings=partial(settings.door, after=phase.name), kind="door",
+        libraries=("pyarrow", "great-expectations"),
+    )
+    for phase in (CLEAN, DEDUP, SPLIT)
+}  # fmt: skip
 IN_SHARDS = (INGEST, CLEAN, TOKENIZE)
 _BEFORE = {"clean": INGEST, "tokenize": CLEAN}
 NAMES = tuple(phase.name for phase in PHASES)
@@ -86,12 +94,16 @@ def prepare(run: JobRun) -> Manifest:
         given = [(source.name, source.format) for source in spec.data.sources]
         check_sources(given, done[0].facts, join(done[0].uri, QUARANTINE))
         _tolerate(done, spec.data.max_bad_ratio)
+        course.pass_door()
     last = done[-1]
     return Manifest(
         kind="prepare", fingerprint=last.manifest.fingerprint, code=last.manifest.code,
         inputs={"dataset": last.manifest.content_digest()},
         outputs={"dataset": last.uri},
-        facts={"manifest": manifest_uri(last), "phases": [one.summary() for one in done]},
+        facts={
+            "manifest": manifest_uri(last), "phases": [one.summary() for one in done],
+            "doors": {name: one.uri for name, one in course.doors.items()},
+        },
     )  # fmt: skip
 
 
@@ -104,7 +116,8 @@ def share(run: JobRun) -> Manifest:
     spec, options = run.spec, run.job.options
     check(spec, str(options.get("where", spec.name)))
     walk = walk_of(run)
-    shards = list(sources.shards(spec))[int(options["share"]) :: int(options["shares"])]
+    every = list(sources.shards(spec, heard=lambda: run.progress(INGEST.name, 0, len(IN_SHARDS))))
+    shards = every[int(options["share"]) :: int(options["shares"])]
     made: dict[str, list[Made]] = {}
     for number, phase in enumerate(IN_SHARDS):
         if before := _BEFORE.get(phase.name):
@@ -171,6 +184,7 @@ class Course:
     def __post_init__(self) -> None:
         self.done: dict[str, Done] = {}
         self.made: dict[str, list[Made]] = {}
+        self.doors: dict[str, Done] = {}
 
     def phases(self) -> Iterator[Done]:
         """Run each, or answer it; with `only`, answer what is before that one and run it alone."""
@@ -185,6 +199,21 @@ class Course:
             if phase.name == self.only:
                 return
         self.run.progress("done", len(PHASES), len(PHASES))
+
+    def pass_door(self) -> None:
+        """Ask what there is to ask of the last phase, before the next one begins.
+
+        Raises:
+            BadRecords: an expectation is not met.
+        """
+        name = list(self.done)[-1]
+        door = DOORS.get(name)
+        if door is None or self.only not in (None, name):
+            return
+        phase = next(one for one in PHASES if one.name == name)
+        role = "records" if phase is CLEAN else "rows"
+        shards = self._folders(DEDUP) if phase is CLEAN else {}
+        self.doors[name] = self.walk.run(door, {role: self._input(phase)}, lambda done, total: None, [], shards)
 
     def _in_shards(self, phase: Phase, report: Report) -> None:
         shards = self._shards(phase)
@@ -213,7 +242,7 @@ class Course:
     def _shards(self, phase: Phase) -> list[Shard]:
         before = _BEFORE.get(phase.name)
         if before is None:
-            return list(sources.shards(self.walk.spec))
+            return list(sources.shards(self.walk.spec, heard=lambda: self.run.progress(phase.name, 0, len(PHASES))))
         return after(self.walk, before, self.made[before.name], phase)
 
     def _inputs(self, phase: Phase) -> dict[str, Input]:
@@ -231,7 +260,11 @@ class Course:
         return inputs
 
     def _input(self, phase: Phase) -> Input:
-        return self.done[phase.name].as_input(self.walk.store)
+        found = self.done[phase.name].as_input(self.walk.store)
+        if phase not in IN_SHARDS:
+            return found
+        # By what the shards hold: their names change with the code that made them.
+        return Input(fingerprint.digest([one.digest for one in self.made[phase.name]]), found.fetch)
 
     def _folders(self, phase: Phase) -> dict[str, Callable[[], Sequence[Path]]]:
         """The inputs of a phase that are in shards."""

@@ -22,6 +22,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from corpus.encodings import SAMPLE_BYTES, detect, is_by_line
+from corpus.span import Span
 
 # A longer line is no record of a person's making; reading on is bounded by it.
 MAX_LINE = 16 << 20
@@ -40,16 +41,6 @@ class Fault:
 
     reason: str
     sample: str = ""
-
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of a plain jsonl file, from one line's start to another's: bytes, its first line's number, encoding."""
-
-    start: int
-    stop: int
-    line: int
-    encoding: str
 
 
 Rows = Iterator[tuple[int, Any]]

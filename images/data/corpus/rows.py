@@ -19,10 +19,14 @@ from corpus.record import Message
 from corpus.task import RECORDS, TEXTS
 
 ROWS = "rows.parquet"
+# In the order of protection: what is near to a later side is removed from an earlier one.
+SIDES = ("train", "validation", "heldout")
 Index = NDArray[np.int64]
 
 # Few different values, many rows: kept once each.
 _NAMES = ["source", "file", "domain", "label"]
+# All of a column's text stands in one array: of many records that is more than 32-bit offsets reach.
+_LARGE = dict.fromkeys(("id", "session", "user", "time"), pa.large_string())
 _OF_RECORDS = [name for name in record.SCHEMA.names if name != "messages"]
 _OF_TEXTS = ["plain", "prompt_chars", "answer_chars"]
 
@@ -32,6 +36,7 @@ def collect(shards: Sequence[Path]) -> pa.Table:
     tables = []
     for number, shard in enumerate(shards):
         table = pq.read_table(shard / RECORDS, columns=_OF_RECORDS, read_dictionary=_NAMES)
+        table = table.cast(pa.schema([field.with_type(_LARGE.get(field.name, field.type)) for field in table.schema]))
         texts = pq.read_table(shard / TEXTS, columns=_OF_TEXTS)
         places = {"shard": np.full(table.num_rows, number, np.int32), "row": np.arange(table.num_rows, dtype=np.int32)}
         for name, column in {**places, **{name: texts.column(name) for name in _OF_TEXTS}}.items():
@@ -55,10 +60,16 @@ def by_shard(table: pa.Table, shards: int) -> list[Index]:
 def conversations(table: pa.Table, shards: Sequence[Path]) -> Iterator[tuple[int, list[Message]]]:
     """(number in the table, messages) of every row, a shard after the other."""
     shard, row = (table.column(name).to_numpy() for name in ("shard", "row"))
-    for number in np.unique(shard).tolist():
-        wanted = np.flatnonzero(shard == number)
-        wanted = wanted[np.argsort(row[wanted], kind="stable")]
+    for number, wanted in grouped(shard, np.lexsort((row, shard))):
         yield from zip(wanted.tolist(), _messages(shards[number], row[wanted]), strict=True)
+
+
+def grouped(keys: NDArray[np.integer], order: Index) -> Iterator[tuple[int, Index]]:
+    """Each key with the numbers of its rows; `order` sorts the rows by their keys."""
+    numbers, starts = np.unique(keys[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(order)]
+    for number, first, last in zip(numbers.tolist(), starts.tolist(), ends, strict=False):
+        yield number, order[first:last]
 
 
 def _messages(shard: Path, wanted: Index) -> Iterator[list[Message]]:

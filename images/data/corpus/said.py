@@ -44,8 +44,9 @@ SCHEMA = pa.schema(
         pa.field("answer_chars", pa.int64(), nullable=False),
     ]
 )
-# Told on only from this share of a shard's texts on: below it no line can be the form of a source of many shards.
-TOLD_SHARE = text.BOILERPLATE_SHARE / 10
+# Only lines of at least this share of a shard's texts are told on: what is missing of a sum is a hundredth of the share
+# that makes a line form.
+TOLD_SHARE = text.BOILERPLATE_SHARE / 100
 
 
 class Writer:
@@ -54,7 +55,9 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = record.writer(folder / TEXTS, SCHEMA)
+        # Most lines occur once: of those only a hash is held, and a line is counted from its second text on.
         self._counts: dict[Kind, Counter[str]] = {"said": Counter(), "asked": Counter()}
+        self._once: dict[Kind, set[int]] = {"said": set(), "asked": set()}
         self._seen: dict[Kind, set[bytes]] = {"said": set(), "asked": set()}
         self._source = ""
 
@@ -87,16 +90,21 @@ class Writer:
         key = xxhash.xxh3_128_digest(lines.replace("\n", " ").encode())
         if key not in self._seen[kind]:
             self._seen[kind].add(key)
-            self._counts[kind].update(set(lines.split("\n")))
+            for line in set(lines.split("\n")):
+                digest = xxhash.xxh3_64_intdigest(line.encode())
+                if digest in self._once[kind]:
+                    self._counts[kind][line] += 1
+                else:
+                    self._once[kind].add(digest)
         return key
 
     def _told(self) -> Iterator[dict[str, Any]]:
         for kind, counts in self._counts.items():
             total = len(self._seen[kind])
             yield {"source": self._source, "kind": kind, "line": "", "count": total}
-            for line, count in sorted(counts.items()):
-                if line and count > 1 and count >= TOLD_SHARE * total:
-                    yield {"source": self._source, "kind": kind, "line": line, "count": count}
+            for line, more in sorted(counts.items()):
+                if line and more + 1 >= TOLD_SHARE * total:
+                    yield {"source": self._source, "kind": kind, "line": line, "count": more + 1}
 
 
 _LINES = pa.schema([("source", pa.string()), ("kind", pa.string()), ("line", pa.string()), ("count", pa.int64())])
@@ -110,8 +118,12 @@ def joined(asked: str, answer: str) -> str:
 def keys(shard: Path, kind: Kind) -> NDArray[np.uint64]:
     """The keys of a shard's texts, of shape (records, 2)."""
     column = pq.read_table(shard / TEXTS, columns=[f"{kind}_key"]).column(0)
-    joined = b"".join(chunk.buffers()[1].to_pybytes()[: len(chunk) * 16] for chunk in column.chunks)
-    return np.frombuffer(joined, np.uint64).reshape(-1, 2)
+    parts = [
+        np.frombuffer(chunk.buffers()[1], np.uint64).reshape(-1, 2)[chunk.offset : chunk.offset + len(chunk)]
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    return np.concatenate([np.zeros((0, 2), np.uint64), *parts])
 
 
 def forms(shards: Sequence[Path], kind: Kind) -> list[frozenset[str]]:

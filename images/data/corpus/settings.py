@@ -90,6 +90,17 @@ class PackSettings(Settings):
     rehearsal: tuple[str, ...]
 
 
+class DoorSettings(Settings):
+    """What a door asks."""
+
+    after: str
+    sources: tuple[str, ...]
+    label_key: str | None
+    heldout: float
+    expect: Expectations
+    rehearsal: tuple[str, ...]
+
+
 def ingest(spec: Pipeline) -> IngestSettings:
     """The settings of `ingest`."""
     return IngestSettings(
@@ -144,6 +155,15 @@ def pack(spec: Pipeline) -> PackSettings:
     return PackSettings(
         pack_length=data.pack_length, seed=data.seed, heldout=data.split.heldout, label_key=data.label_key,
         expect=data.expect, rehearsal=_rehearsal(spec),
+    )  # fmt: skip
+
+
+def door(spec: Pipeline, after: str) -> DoorSettings:
+    """The settings of the door after a phase."""
+    data = spec.data
+    return DoorSettings(
+        after=after, sources=tuple(source.name for source in data.sources), label_key=data.label_key,
+        heldout=data.split.heldout, expect=data.expect, rehearsal=_rehearsal(spec),
     )  # fmt: skip
 
 

@@ -15,17 +15,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from corpus import quarantine
-from corpus.readers import Span
 from corpus.settings import Settings
+from corpus.span import Span
 from corpus.task import QUARANTINE, Facts, Report, Task
-from corpus.walk import Done, Input, Phase, Walk
+from corpus.walk import AT_ONCE, Done, Input, Phase, Walk
 from refit import fingerprint, log
 from refit.errors import Infrastructure
 from refit.manifest import Manifest
@@ -35,6 +35,8 @@ SHARDS = "shards.json"
 KIND = "shard"
 # Less than this is done before another process has started.
 WORTH_A_PROCESS = 4 << 20
+# What a worker may need for a shard, its libraries counted.
+WORKER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +81,16 @@ def run(
     found = None if walk.force else find(walk, phase, shards)
     if found is None:
         there = make(walk, phase, shards, report)
-        finished = made(walk, phase, shards)
-        addresses = [place(walk, phase, one.name) for one in finished]
+        addresses = [address(walk, phase, shard) for shard in shards]
+        manifests = _required(walk, addresses)
+        finished = _as_made(shards, manifests)
 
         def write(folder: Path) -> Facts:
             (folder / SHARDS).write_text(json.dumps([vars(one) for one in finished], indent=1), encoding="utf-8")
-            quarantine.merge((walk.store.local(uri) / QUARANTINE for uri in addresses), folder / QUARANTINE)
-            return {**_told(walk, addresses), "shards": len(shards), "shards_made": len(shards) - there}
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                bad = list(pool.map(walk.store.local, [join(uri, QUARANTINE) for uri in addresses]))
+            quarantine.merge(bad, folder / QUARANTINE)
+            return {**_told(manifests), "shards": len(shards), "shards_made": len(shards) - there}
 
         uri, manifest = walk.commit(phase, _names(addresses), write, history, started)
         seconds = time.monotonic() - started
@@ -100,7 +105,7 @@ def find(walk: Walk, phase: Phase, shards: Sequence[Shard]) -> tuple[Done, list[
     done = walk.find(phase, _names(addresses))
     if done is None:
         return None
-    if len(walk.present(addresses)) < len(addresses):
+    if None in walk.manifests(addresses):
         walk.store.remove(done.uri)
         return None
     return done, [Made(**one) for one in json.loads(walk.store.read(join(done.uri, SHARDS)))]
@@ -117,10 +122,11 @@ def make(walk: Walk, phase: Phase, shards: Sequence[Shard], report: Report) -> i
         RefitError: what a shard's work came to.
     """
     addresses = [address(walk, phase, shard) for shard in shards]
-    there = set() if walk.force else set(walk.present(addresses))
+    found = [None] * len(shards) if walk.force else walk.manifests(addresses)
+    there = {uri for uri, manifest in zip(addresses, found, strict=True) if manifest}
     # Two shards of one content are one folder.
     wanted = {uri: shard for shard, uri in zip(shards, addresses, strict=True) if uri not in there}
-    cores = min(len(os.sched_getaffinity(0)), len(wanted))
+    cores = min(workers(), len(wanted))
     orders = (_order(walk, phase, shard, uri) for uri, shard in wanted.items())
     if cores < 2 or sum(shard.size for shard in wanted.values()) < WORTH_A_PROCESS:
         for order in orders:
@@ -139,17 +145,16 @@ def make(walk: Walk, phase: Phase, shards: Sequence[Shard], report: Report) -> i
 
 def made(walk: Walk, phase: Phase, shards: Sequence[Shard]) -> list[Made]:
     """Shards that must be there by now."""
-    found = []
-    for shard in shards:
-        uri = address(walk, phase, shard)
-        manifest = walk.store.require(uri, KIND)
-        found.append(
-            Made(
-                source=shard.source, name=uri.rsplit("/", 1)[-1], digest=manifest.content_digest(),
-                records=manifest.facts["records_out"], size=shard.size,
-            )
-        )  # fmt: skip
-    return found
+    return _as_made(shards, _required(walk, [address(walk, phase, shard) for shard in shards]))
+
+
+def workers() -> int:
+    """How many shards to make at once: one a core, and no more than there is memory for."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory if text == "max" else min(memory, int(text))
+    return max(1, min(len(os.sched_getaffinity(0)), memory // WORKER_BYTES))
 
 
 def address(walk: Walk, phase: Phase, shard: Shard) -> str:
@@ -166,7 +171,8 @@ def place(walk: Walk, phase: Phase, name: str) -> str:
 
 def folders(walk: Walk, phase: Phase, made: Sequence[Made]) -> list[Path]:
     """The shards' folders on this machine, fetched where they are elsewhere."""
-    return [walk.store.local(place(walk, phase, one.name)) for one in made]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(walk.store.local, [place(walk, phase, one.name) for one in made]))
 
 
 def _finished(pool: ProcessPoolExecutor, orders: Iterator[_Order], force: bool, ahead: int) -> Iterator[int]:
@@ -236,11 +242,27 @@ def _names(addresses: Sequence[str]) -> dict[str, Input]:
     return {f"{number:06d}": Input(uri.rsplit("/", 1)[-1], Path) for number, uri in enumerate(addresses)}
 
 
-def _told(walk: Walk, addresses: Sequence[str]) -> Facts:
+def _required(walk: Walk, addresses: Sequence[str]) -> list[Manifest]:
+    """The manifests of shards that must be there."""
+    found = walk.manifests(addresses)
+    return [manifest or walk.store.require(uri, KIND) for uri, manifest in zip(addresses, found, strict=True)]
+
+
+def _as_made(shards: Sequence[Shard], manifests: Sequence[Manifest]) -> list[Made]:
+    return [
+        Made(
+            source=shard.source, name=manifest.fingerprint, digest=manifest.content_digest(),
+            records=manifest.facts["records_out"], size=shard.size,
+        )
+        for shard, manifest in zip(shards, manifests, strict=True)
+    ]  # fmt: skip
+
+
+def _told(manifests: Sequence[Manifest]) -> Facts:
     """The sum of what the shards told."""
     facts: Facts = {}
-    for uri in addresses:
-        facts = added(facts, {k: v for k, v in walk.store.require(uri, KIND).facts.items() if k != "seconds"})
+    for manifest in manifests:
+        facts = added(facts, {k: v for k, v in manifest.facts.items() if k != "seconds"})
     return facts
 
 

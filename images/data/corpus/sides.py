@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,13 @@ from corpus.tokenize import NAME, write
 from corpus.tokens import Encoder
 
 DRILL = "drill"
+
+
+def open_sets(folders: Sequence[Path]) -> list[Flat]:
+    """The tokens of all shards, mapped. Each map keeps a file open, so as many are allowed as the system lets us."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return [flat.read(folder, NAME) for folder in folders]
 
 
 @dataclass(frozen=True)
@@ -54,19 +62,17 @@ class Side:
 
     def _of_each(self, column: Callable[[Flat], NDArray[np.generic]]) -> NDArray[np.int64]:
         found = np.zeros(len(self.documents), np.int64)
-        for number, one in enumerate(self.sets):
-            own = self.documents[:, 0] == number
-            if own.any():
-                found[own] = column(one)[self.documents[own, 1]]
+        keys = self.documents[:, 0]
+        for number, own in rows.grouped(keys, np.argsort(keys, kind="stable")):
+            found[own] = column(self.sets[number])[self.documents[own, 1]]
         return found
 
 
-def open_side(table: pa.Table, tokens: Sequence[Path], shards: Sequence[Path], encoder: Encoder, scratch: Path) -> Side:
+def open_side(table: pa.Table, sets: Sequence[Flat], shards: Sequence[Path], encoder: Encoder, scratch: Path) -> Side:
     """The tokens of a side, those that were refused left out.
 
     Where a drill gave rows another one's answer their own tokens are of no use: they are made anew, below `scratch`.
     """
-    sets = [flat.read(folder, NAME) for folder in tokens]
     documents = np.stack([table.column(name).to_numpy().astype(np.int64) for name in ("shard", "row")], axis=1)
     side = Side(table, sets, documents)
     side = side.only(~side.refused)

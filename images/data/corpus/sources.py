@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from corpus.cut import shared_out, slices
+from corpus.cut import Slice, shared_out, slices
 from corpus.readers import is_data
 from corpus.sharded import Shard
+from corpus.task import EVALUATION
 from corpus.walk import Input
 from refit.errors import BadInput, StoreUnavailable
 from refit.fingerprint import file_digest
 from refit.spec import Pipeline
 from refit.store import Store, join, matching, store_for
 
-EVALUATION = "evaluation"
 
-
-def shards(spec: Pipeline) -> Iterator[Shard]:
-    """The files of all sources, cut and put together to shards, in a stable order.
+def shards(spec: Pipeline, heard: Callable[[], None] = lambda: None) -> Iterator[Shard]:
+    """The files of all sources, cut and put together to shards, in a stable order. `heard` is called now and then.
 
     Where only so many records of a source are wanted, all of it is one shard: who comes first must not depend on cuts.
 
@@ -30,7 +29,11 @@ def shards(spec: Pipeline) -> Iterator[Shard]:
     for index, source in enumerate(spec.data.sources):
         where = f"data.sources[{index}] ({source.name})"
         files = _files(source.uri, where) if source.query is None else _extract(source.uri, source.query, where)
-        found = [slice for name, path in files.items() for slice in slices(name, path)]
+        found: list[Slice] = []
+        for name, path in files.items():
+            for slice in slices(name, path):
+                found.append(slice)
+                heard()
         for shard in [found] if spec.data.max_records else shared_out(found):
             yield Shard(
                 source=source.name, size=sum(slice.size for slice in shard),

@@ -21,19 +21,16 @@ from corpus import lsh, overlap, record, removed, rows, said
 from corpus.decontaminate import gather, question, with_evaluation
 from corpus.dedup import first_of_each
 from corpus.removed import Removals
-from corpus.rows import ROWS
+from corpus.rows import ROWS, SIDES
 from corpus.settings import SplitSettings
 from corpus.shingles import Texts
-from corpus.sources import EVALUATION
-from corpus.task import REMOVED, Facts, Task
+from corpus.task import EVALUATION, REMOVED, Facts, Task
 from refit.spec import Dedup, Split
 
 Index = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
 CONTAMINATED = "contaminated.parquet"
-# In the order of protection: what is near to a later side is removed from an earlier one.
-SIDES = ("train", "validation", "heldout")
 
 
 def run(task: Task) -> Facts:
@@ -45,10 +42,10 @@ def run(task: Task) -> Facts:
     sides = _sides(table, _asked(shards, here), settings)
     table = table.append_column("split", pa.array(sides, pa.string()).dictionary_encode())
     task.progress(table.num_rows // 3, table.num_rows)
-    form = said.forms(shards, "asked")
+    form, places = said.forms(shards, "asked"), table.select(["shard", "row"])
 
     def texts(left: Index) -> said.Chosen:
-        return said.Chosen(shards, rows.by_shard(table.take(pa.array(left)), len(shards)), form, "asked")
+        return said.Chosen(shards, rows.by_shard(places.take(pa.array(left)), len(shards)), form, "asked")
 
     keys = np.concatenate([said.keys(shard, "asked")[own] for shard, own in zip(shards, here, strict=True)])
     rank = np.array([SIDES.index(name) for name in sides], np.int64)
@@ -86,7 +83,7 @@ def holding(
     evaluation: Sequence[Path], table: pa.Table, shards: Sequence[Path], settings: SplitSettings, path: Path
 ) -> Index:
     """Training rows that hold a question of an evaluation set; writes down which one, and how much of it."""
-    if not evaluation:
+    if not evaluation or not table.num_rows:
         return np.zeros(0, np.int64)
     asked = gather(evaluation, question)
     guarded = overlap.Guarded.of(Texts.of(asked.texts), settings.ngram, settings.min_words)

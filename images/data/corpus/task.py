@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corpus.readers import Span
+from corpus.span import Span
 
 Facts = dict[str, Any]
 Report = Callable[[int, int], None]
@@ -21,6 +21,8 @@ RECORDS = "records.parquet"
 TEXTS = "texts.parquet"
 QUARANTINE = "quarantine.parquet"
 REMOVED = "removed.parquet"
+EVALUATION = "evaluation"
+"""What the roles of the evaluation sets among the inputs begin with."""
 
 
 def _silent(done: int, total: int) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unicodedata import unidata_version
 
 from corpus.settings import Settings
 from corpus.task import Facts, Report, Task
@@ -33,7 +34,8 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A step of the stage. Its code is the module `corpus.<name>`, imported only when it has to run.
+    """A step of the stage. Its code is the module `corpus.<name>`, imported only when it has to run. A phase's name is
+    also that of the folder where its outputs are.
 
     `modules` names code that shapes the output and is not imported from the package by that module; `libraries` are
     packages of which another version may give other bytes, `more_libraries` those that only some settings use.
@@ -58,7 +60,8 @@ class Phase:
         """Digest of what decides the bytes besides settings and inputs."""
         more = self.modules(settings) if self.modules else []
         modules = {name: fingerprint.code_digest(name) for name in (f"corpus.{self.name}", *more)}
-        return fingerprint.digest({"modules": modules, "libraries": self.versions(settings)})
+        versions = {**self.versions(settings), "unicode": unidata_version}
+        return fingerprint.digest({"modules": modules, "libraries": versions})
 
     def versions(self, settings: Settings) -> dict[str, str]:
         """The installed versions of its libraries."""
@@ -117,10 +120,10 @@ class Walk:
             return None
         return Done(phase=phase.name, uri=uri, manifest=manifest, cached=True, seconds=time.monotonic() - started)
 
-    def present(self, uris: Sequence[str]) -> list[str]:
-        """Those folders that are there, whole."""
+    def manifests(self, uris: Sequence[str]) -> list[Manifest | None]:
+        """The manifests of folders, None of those that are not there whole."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return [uri for uri, found in zip(uris, pool.map(self._whole, uris), strict=True) if found]
+            return list(pool.map(self._whole, uris))
 
     def run(
         self, phase: Phase, inputs: Mapping[str, Input], report: Report, history: list[dict[str, Any]],
