@@ -223,6 +223,22 @@ def test_two_files_with_one_name_do_not_hide_each_other(folder: Path) -> None:
     assert "has that name already" in dags["retrain_zz_again"].doc_md
 
 
+def test_a_line_that_asks_for_machines_maps_its_shares_before_the_rest(folder: Path) -> None:
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    text = (folder / "pipelines" / "tiny.yaml").read_text()
+    text = text.replace("name: tiny", "name: wide", 1).replace("\ndata:\n", "\ndata:\n  machines: 3\n", 1)
+    (folder / "pipelines" / "wide.yaml").write_text(text)
+    dag = load(folder)["retrain_wide"]
+    shares = dag.get_task("prepare_data.shares")
+    assert shares.is_mapped
+    assert [options["share"] for options in shares.expand_input.value["options"]] == [0, 1, 2]
+    assert order(dag, "prepare_data.shares", "prepare_data.corpus")
+    assert order(dag, "check", "prepare_data.shares")
+    assert DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag)))).has_task(shares.task_id)
+    assert "prepare_data.shares" not in load(folder)["retrain_tiny"].task_ids
+
+
 def test_a_clock_and_new_data_both_start_a_line(dags: dict[str, DAG]) -> None:
     both, data = dags["retrain_review_sentiment"].timetable, dags["retrain_tiny"].timetable
     assert both.timetable == CronTriggerTimetable("0 3 * * 1", timezone="UTC")
