@@ -253,3 +253,29 @@ def test_real_answers_are_told_from_the_same_words_in_any_order(tmp_path: Path) 
     assert told["auc"] > 0.9
     assert told["perplexity"]["auc"] > 0.8
     assert told["perplexity"]["good"] < told["perplexity"]["bad"] / 2
+
+
+def test_a_line_drops_by_its_model_and_of_duplicates_keeps_the_better(line: Line, texts: Sentences) -> None:
+    good, bad = _deliver(line, texts)
+    uri = f"{line.store}/scores/first"
+    assert line.corpus("fit", "--good", str(good), "--bad", str(bad), "--output", uri)[0] == 0
+    noise = bad.read_text().splitlines()[:40]
+    line.data["sources"] = []
+    line.data.update(label_key=None, system="", max_bad_ratio=0.9, dedup={"threshold": 0.5})
+    line.deliver("mail", [{"text": text} for text in texts(120)])
+    line.deliver("mail", "\n".join(noise) + "\n", "noise.txt")
+    # Two that are near to each other, the younger one without the words that the bad samples have.
+    words = " ".join(texts(8)[4:])
+    worse = f"{words} {noise[0]}"
+    line.deliver("near", [{"text": worse, "time": "2026-01-01"}, {"text": words, "time": "2026-02-01"}])
+    line.data["split"] = {"heldout": 0, "validation": 0.1}
+    line.data["score"] = {"model": uri, "drop_below_quality": 0.3, "min_words": 5}
+    folder = line.dataset()
+    dropped = line.rows(folder, "quarantine.parquet")
+    assert len(dropped) == 40
+    assert {row["file"] for row in dropped} == {"noise.txt"}
+    assert all(row["reason"].startswith("score: quality 0.") for row in dropped)
+    told = {phase["name"]: phase for phase in line.manifest(folder).facts["before"]}
+    assert told["clean"]["scored"] == {"kept": 122, "dropped": 40}
+    (went,) = [row for row in line.rows(line.phase(folder, "dedup"), "removed.parquet") if row["source"] == "near"]
+    assert went["line"] == 1, "the older one, but the worse"

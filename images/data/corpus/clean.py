@@ -6,6 +6,7 @@ once (`corpus.said`), for the phases that compare texts.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -38,9 +39,10 @@ def run(task: Task) -> Facts:
     ):
         for group in range(given.num_row_groups):
             table = given.read_row_group(group)
-            places, conversations = judge.kept(table, *_cleaned(steps, table, counts, quarantine), quarantine)
+            cleaned = _cleaned(steps, table, counts, quarantine)
+            places, conversations, quality = judge.kept(table, *cleaned, quarantine)
             out.write_table(_replaced(table.take(pa.array(places, pa.int64())), conversations))
-            texts.write(table.column("source")[0].as_py(), conversations)
+            texts.write(table.column("source")[0].as_py(), conversations, quality)
             seen, kept = seen + table.num_rows, kept + len(places)
             task.progress(seen, given.metadata.num_rows)
     return {
@@ -67,10 +69,10 @@ class _Judge:
 
     def kept(
         self, table: pa.Table, places: list[int], conversations: list[list[Message]], quarantine: Quarantine
-    ) -> tuple[list[int], list[list[Message]]]:
-        """Those rows and conversations that are good enough; the others go to quarantine."""
+    ) -> tuple[list[int], list[list[Message]], list[float | None]]:
+        """Those rows and conversations that are good enough, with their quality; the others go to quarantine."""
         if self.model is None:
-            return places, conversations
+            return places, conversations, [None] * len(places)
         scores = score.score(self.model, [score.text_of(messages) for messages in conversations])
         verdicts = [verdict.drop for verdict in score.judge(scores, self.limits)]
         for row, messages, why in zip(places, conversations, verdicts, strict=True):
@@ -79,7 +81,9 @@ class _Judge:
                 quarantine.add(source, file, line, why, score.text_of(messages))
         stay = [at for at, why in enumerate(verdicts) if why is None]
         self.dropped += len(places) - len(stay)
-        return [places[at] for at in stay], [conversations[at] for at in stay]
+        # Three places: a difference that nobody can see must not decide who stays.
+        grades = [None if math.isnan(grade) else round(grade, 3) for grade in scores.quality[stay].tolist()]
+        return [places[at] for at in stay], [conversations[at] for at in stay], grades
 
 
 def _cleaned(

@@ -1,8 +1,8 @@
 """Phase 3, dedup: of records that say the same, one stays.
 
 Exact duplicates (after normalisation) go first, then near duplicates among those that are left. The one that stays is
-the oldest; where no time tells, the one with the lowest id, which follows from content: the order of the deliveries
-decides nothing.
+that of the highest quality where the line has a model for it, else the oldest; where no time tells, the one with the
+lowest id, which follows from content: the order of the deliveries decides nothing.
 
 Texts are read a shard at a time; what is held of all records at once is some hundred bytes each.
 """
@@ -56,8 +56,8 @@ def run(task: Task) -> Facts:
 
 
 def rank_of(table: pa.Table) -> Index:
-    """Of every row its place in the order of keeping: the oldest first, then the lowest id, then as they come."""
-    keys = [("time", "ascending", "at_end"), ("id", "ascending", "at_end")]
+    """Of every row its place in the order of keeping: the best, the oldest, the lowest id, then as they come."""
+    keys = [("quality", "descending", "at_end"), ("time", "ascending", "at_end"), ("id", "ascending", "at_end")]
     order = pc.sort_indices(table, sort_keys=keys).to_numpy()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))

@@ -28,7 +28,7 @@ _NAMES = ["source", "file", "domain", "label"]
 # All of a column's text stands in one array: of many records that is more than 32-bit offsets reach.
 _LARGE = dict.fromkeys(("id", "session", "user", "time"), pa.large_string())
 _OF_RECORDS = [name for name in record.SCHEMA.names if name != "messages"]
-_OF_TEXTS = ["plain", "prompt_chars", "answer_chars"]
+_OF_TEXTS = ["plain", "prompt_chars", "answer_chars", "quality"]
 
 
 def collect(shards: Sequence[Path]) -> pa.Table:

@@ -1,7 +1,8 @@
 """What records say, normalised, beside each shard's records: clean writes it, dedup and split compare by it.
 
     texts.parquet   of every record: what is asked and the last answer as `text.lines` gives them, a key of each (two
-                    texts with one key are exact duplicates), whether it is a plain text, and how long it was as it came
+                    texts with one key are exact duplicates), whether it is a plain text, how long it was as it came,
+                    and its quality where the line has a model for that
     lines.parquet   the lines that many of a shard's texts have, with how many; the empty line stands for all of them
 
 An instruction that stands before every example would make any two of them near duplicates: a line that many texts of
@@ -42,6 +43,7 @@ SCHEMA = pa.schema(
         pa.field("plain", pa.bool_(), nullable=False),
         pa.field("prompt_chars", pa.int64(), nullable=False),
         pa.field("answer_chars", pa.int64(), nullable=False),
+        pa.field("quality", pa.float64()),
     ]
 )
 # Only lines of at least this share of a shard's texts are told on: what is missing of a sum is a hundredth of the share
@@ -68,10 +70,12 @@ class Writer:
         self._file.close()
         record.write(self._folder / LINES, pa.Table.from_pylist(list(self._told()), _LINES))
 
-    def write(self, source: str, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    def write(
+        self, source: str, conversations: Sequence[Sequence[Mapping[str, Any]]], quality: Sequence[float | None]
+    ) -> None:
         """Add what a group of records says; all groups of a shard are of one source."""
         self._source = source
-        rows = [self._row(messages) for messages in conversations]
+        rows = [(*self._row(messages), grade) for messages, grade in zip(conversations, quality, strict=True)]
         columns = zip(*rows, strict=True) if rows else [[] for _ in SCHEMA]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         self._file.write_table(pa.table(arrays, schema=SCHEMA))
