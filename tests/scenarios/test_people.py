@@ -30,6 +30,10 @@ def test_a_candidate_that_a_person_refuses_meets_no_user(house: House, first_run
     champion = house.line()["champion"]["id"]
     run = house.start(promote__approval="true")
     until(lambda: run.states().get("promote.approve") == "awaiting_input", 400, "somebody is asked")
+    # An answer that comes before the scheduler has heard that the question's process ended counts as a crash there.
+    log = house.home.logs / "airflow-scheduler.log"
+    heard = f"TaskInstance Finished: dag_id={DAG_ID}, task_id=promote.approve, run_id={run.id}"
+    until(lambda: heard in log.read_text(errors="replace"), 60, "the scheduler knows that somebody is asked")
     path = f"/api/v2/dags/{DAG_ID}/dagRuns/{run.id}/taskInstances/promote.approve/-1/hitlDetails"
     with Airflow(house.home) as airflow:
         assert "report" in airflow.ask("GET", path)["body"]
