@@ -17,7 +17,7 @@ from refit.proc import Identity
 from refit.store import cache_folder
 from standalone.airflow import Airflow
 from standalone.home import root
-from tests.scenarios.house import House, until, working_on
+from tests.scenarios.house import House, events, until, working_on
 
 NAME = "scenario_shares"
 DAG_ID = f"retrain_{NAME}"
@@ -56,12 +56,10 @@ def test_a_share_whose_process_is_killed_is_retried_and_the_others_are_not(house
         until(lambda: phase(share) in ("ingest", "clean"), 60, "it is at work")
         os.kill(programs(share)[-1].pid, signal.SIGKILL)
         until(lambda: state(airflow, run, "prepare_data.corpus") == "success", 300, "the dataset")
-        tries = {
-            task["map_index"]: task["try_number"]
-            for task in airflow.tasks(line, run)
-            if task["task_id"] == "prepare_data.shares"
-        }
-        assert tries == {0: 2, 1: 1, 2: 1}
+        # Jobs are counted, not tries: Airflow may take a short deferral for a crash, and the job answers the next try.
+        shares = [noted(folder, f"prepare_data.shares-{number}") for number in range(3)]
+        started = [sum(event["state"] == "running" for event in events(one)) for one in shares]
+        assert started == [2, 1, 1]
         prepared = json.loads((noted(folder, "prepare_data.corpus") / "manifest.json").read_text())
         in_shards = [told for told in prepared["facts"]["phases"] if "shards" in told]
         assert [(told["shards"], told["shards_made"]) for told in in_shards] == [(3, 0)] * 3
