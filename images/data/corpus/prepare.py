@@ -19,7 +19,7 @@ from corpus import rules, settings, sharded, sources
 from corpus.quarantine import check_ratio, check_sources
 from corpus.settings import CleanSettings, IngestSettings
 from corpus.sharded import Made, Shard
-from corpus.task import QUARANTINE, Report
+from corpus.task import QUARANTINE, Report, silent
 from corpus.walk import Done, Input, Phase, Walk, manifest_uri
 from refit import files, fingerprint, pipeline
 from refit.errors import BadInput, BadSpec
@@ -213,7 +213,7 @@ class Course:
         phase = next(one for one in PHASES if one.name == name)
         role = "records" if phase is CLEAN else "rows"
         shards = self._folders(DEDUP) if phase is CLEAN else {}
-        self.doors[name] = self.walk.run(door, {role: self._input(phase)}, lambda done, total: None, [], shards)
+        self.doors[name] = self.walk.run(door, {role: self._input(phase)}, silent, [], shards)
 
     def _in_shards(self, phase: Phase, report: Report) -> None:
         shards = self._shards(phase)

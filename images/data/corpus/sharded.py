@@ -24,7 +24,7 @@ from typing import Any
 from corpus import quarantine
 from corpus.settings import Settings
 from corpus.span import Span
-from corpus.task import QUARANTINE, Facts, Report, Task
+from corpus.task import QUARANTINE, Facts, Report, Task, silent
 from corpus.walk import AT_ONCE, Done, Input, Phase, Walk
 from refit import fingerprint, log
 from refit.errors import Infrastructure
@@ -205,11 +205,7 @@ def _die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _silent(done: int, total: int) -> None:
-    return
-
-
-def _make(order: _Order, force: bool, report: Report = _silent) -> None:
+def _make(order: _Order, force: bool, report: Report = silent) -> None:
     started = time.monotonic()
     module = importlib.import_module(f"corpus.{order.phase}")
     store = store_for(order.uri)
