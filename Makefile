@@ -44,12 +44,13 @@ check: setup ## lint, format, types
 	$(BIN)/mypy --strict $(PACKAGES)
 	$(BIN)/mypy --strict --python-executable .venv-compute/bin/python images/train/trainer
 
-test-fast: setup ## unit tests only
-	$(BIN)/pytest -m $(UNIT) $(ARGS)
+test-fast: setup ## unit tests only, on every core
+	$(BIN)/pytest -n auto -m $(UNIT) $(ARGS)
 
 test: setup check ## every check and the tests (ARGS= goes to pytest)
 	$(COMPUTE)/python -m pytest -m "not benchmark" tests/train $(ARGS)
-	$(BIN)/pytest -m "not benchmark and not scenarios" $(ARGS)
+	$(BIN)/pytest -n auto -m $(UNIT) $(ARGS)
+	$(BIN)/pytest -m "integration or kubernetes" $(ARGS)
 	$(BIN)/pytest tests/scenarios $(ARGS)
 
 scenarios: setup ## every scenario: kill and corrupt things while a line runs

@@ -27,11 +27,11 @@ from tests.benchmarks.table import ROOT, note, peer
 pytestmark = pytest.mark.benchmark
 
 MEGABYTES = int(os.environ.get("REFIT_BENCH_MB") or 100)
-PEER_ROWS = 2_000
+PEER_ROWS = 10_000
 BASE = cache_folder() / "models" / "smollm2-135m-instruct"
 RULES = "[control_characters, {name: length, args: {max_chars: 850}}, url_ratio, repeats]"
 """Drops a few more rows: where a rule takes nothing away, only what depends on its phase's own facts would run."""
-PHASES = ["ingest", "clean", "dedup", "split", "mix", "pack"]
+PHASES = ["ingest", "clean", "tokenize", "dedup", "split", "mix", "pack"]
 
 
 @dataclass(frozen=True)

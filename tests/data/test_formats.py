@@ -109,6 +109,7 @@ def test_the_line_s_own_system_prompt_stands_before_tools_alone() -> None:
         ({"conversations": [{"from": "martian", "value": "Hi"}]}, "unknown role: martian"),
         ({"chosen": "a", "rejected": "b"}, "preference: nothing is asked, the row has chosen, rejected"),
         ({"messages": [HI[0], {**HI[1], "name": "\udcb2"}]}, "a lone surrogate"),
+        ({"messages": [HI[0], {**HI[1], "seen": 1 << 64}]}, "not to be written as JSON"),
         ({"messages": [HI[0], {**HI[1], "weight": 2}]}, "weight: 2 is no number from 0 to 1"),
         ({"messages": [HI[0], {**HI[1], "weight": True}]}, "weight: True"),
         ({"messages": [HI[0], {**HI[1], "weight": "0"}]}, "weight: '0'"),

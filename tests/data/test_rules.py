@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus import rules
@@ -20,6 +20,7 @@ from corpus.rules.repeats import repeated_share, repeats
 from corpus.rules.secrets import secrets
 from corpus.rules.unicode_form import mend, unicode_form
 from corpus.rules.url_ratio import url_ratio
+from corpus.shingles import Texts
 from refit.errors import BadSpec
 from refit.spec import Rule
 
@@ -200,3 +201,58 @@ def test_lines_that_come_again_are_counted() -> None:
     assert repeated_lines("| ---- | ---- |\n" * 6) is None
     assert repeated_lines("a\n\n\n\n\n\na") is None
     assert repeated_lines("\n".join(f"line {n}" for n in range(20))) is None
+
+
+WORDS = st.sampled_from(
+    [
+        "a",
+        "b",
+        "A",
+        "_",
+        "a_b",
+        "x1",
+        "。",
+        "退款",
+        "こん",
+        "한국어",
+        "е\u0301",
+        "é",
+        "²",
+        "〰",
+        "\U0001f600",
+        "々",
+        "￿",
+        "\u0300",
+    ]
+)
+
+
+@settings(deadline=None)  # the first one waits for the kernel
+@given(
+    texts=st.lists(st.lists(st.one_of(WORDS, st.characters(codec="utf-8")), max_size=40), max_size=4),
+    glue=st.sampled_from(["", " ", "\n", "-"]),
+    twice=st.booleans(),
+)
+def test_what_the_sieve_lets_pass_the_rule_keeps(texts: list[list[str]], glue: str, twice: bool) -> None:
+    said = [glue.join(words * (1 + twice)) for words in texts]
+    (step,) = rules.build([Rule(name="repeats", args={"n": 3, "max_share": 0.0, "min_words": 1})])
+    assert step.clear is not None
+    for text, clear in zip(said, step.clear(Texts.of(said)), strict=True):
+        assert step.apply(text) is None or not clear, text
+
+
+def test_the_sieve_spares_most_texts_in_either_script() -> None:
+    (step,) = rules.build([Rule(name="repeats")])
+    assert step.clear is not None
+    chinese = "".join(chr(0x4E00 + n) for n in range(300))
+    said = [
+        " ".join(f"word{n}" for n in range(200)),
+        f"{chinese}。（{chinese[:3]}）ＡＢＣ",
+        "buy now and save money " * 20,
+    ]
+    assert step.clear(Texts.of(said)).tolist() == [True, True, False]
+
+
+def test_a_sieve_takes_what_its_rule_takes() -> None:
+    with pytest.raises(TypeError, match="sieve of length: expected"):
+        rules.sieve_of(length)(lambda texts, *, min_chars: texts)

@@ -14,6 +14,7 @@ own document only, and the first token of a document is never a target.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,10 +68,14 @@ class Draft:
         """Count what was filled in and write the header, without which the split does not exist."""
         packs, length = self.tokens.shape
         rows = max(1, COUNTED // length)
-        tokens = sum(int(np.count_nonzero(self.segments[at : at + rows])) for at in range(0, packs, rows))
+        tokens = targets = 0
+        for at in range(0, packs, rows):
+            tokens += int(np.count_nonzero(self.segments[at : at + rows]))
+            targets += int(self.mask[at : at + rows].sum(dtype=np.int64))
+            let_go(self.segments, self.mask)
         header = Header(
             version=VERSION, packs=packs, length=length, dtype=self.tokens.dtype.name, vocabulary=self._vocabulary,
-            tokens=tokens, targets=int(self.mask.sum(dtype=np.int64)), samples=samples,
+            tokens=tokens, targets=targets, samples=samples,
         )  # fmt: skip
         for array in (self.tokens, self.segments, self.mask):
             if isinstance(array, np.memmap):
@@ -127,6 +132,17 @@ def read(folder: Path, split: str) -> Packed:
         _map(folder / f"{split}.segments.bin", np.dtype("<u2"), shape),
         _map(folder / f"{split}.mask.bin", np.dtype("u1"), shape),
     )
+
+
+def let_go(*arrays: NDArray[Any]) -> None:
+    """Take mapped arrays out of this process's memory: what was written stays, what is touched again comes back.
+
+    Pages of a map count as ours for as long as they are in memory, and in one that is gone through at random soon all
+    of them are.
+    """
+    for array in arrays:
+        if isinstance(array.base, mmap.mmap):
+            array.base.madvise(mmap.MADV_DONTNEED)
 
 
 def position_ids(segments: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -18,8 +19,12 @@ from corpus.quarantine import Quarantine
 from corpus.record import Message
 from corpus.rules import Drop, Step
 from corpus.settings import CleanSettings
+from corpus.shingles import Texts
 from corpus.task import QUARANTINE, RECORDS, Facts, Task
 from refit.spec import ScoreLimits
+
+Turn = tuple[Message, str]
+"""A message, and under which of its keys the text is."""
 
 WITHHELD = "(withheld: what it says is a secret)"
 
@@ -90,19 +95,41 @@ def _cleaned(
     steps: list[Step], table: pa.Table, counts: dict[str, Counter[str]], quarantine: Quarantine
 ) -> tuple[list[int], list[list[Message]]]:
     """The numbers of the rows that stay, and what is left of each."""
+    conversations = [record.load(text) for text in table.column("messages").to_pylist()]
+    turns = [_turns(messages) for messages in conversations]
+    suspects = _suspects(steps, turns)
     places, left = [], []
-    columns = [table.column(name).to_pylist() for name in ("source", "file", "line", "messages")]
-    for row, (source, file, line, text) in enumerate(zip(*columns, strict=True)):
-        messages = record.load(text)
-        dropped = _apply(steps, messages, counts)
+    for row, messages in enumerate(conversations):
+        dropped = _apply(steps, turns[row], [which is None or row in which for which in suspects], counts)
         if dropped:
-            sample = " / ".join(message["content"] for message in messages)
             name, drop = dropped
+            sample = " / ".join(message["content"] for message in messages)
+            source, file, line = (table.column(name)[row].as_py() for name in ("source", "file", "line"))
             quarantine.add(source, file, line, f"{name}: {drop.why}", WITHHELD if drop.withheld else sample)
         else:
             places.append(row)
             left.append(messages)
     return places, left
+
+
+def _turns(messages: list[Message]) -> list[Turn]:
+    """The texts that rules judge: what a person or a model wrote, not what a program did."""
+    return [
+        (message, key)
+        for message in messages
+        if message["role"] != "system" and not tools.is_call(message["content"])
+        for key in ("content", record.REJECTED)
+        if key in message
+    ]
+
+
+def _suspects(steps: list[Step], turns: list[list[Turn]]) -> list[set[int] | None]:
+    """Of each rule the rows that it has to look at, as they came; none said where it has to look at all of them."""
+    if not any(step.clear for step in steps):
+        return [None] * len(steps)
+    texts = Texts.of([message[key] for own in turns for message, key in own])
+    rows = np.repeat(np.arange(len(turns)), [len(own) for own in turns])
+    return [set(rows[~step.clear(texts)].tolist()) if step.clear else None for step in steps]
 
 
 def _replaced(table: pa.Table, conversations: list[list[Message]]) -> pa.Table:
@@ -112,20 +139,20 @@ def _replaced(table: pa.Table, conversations: list[list[Message]]) -> pa.Table:
     return table.set_column(place, table.schema.field(place), texts)
 
 
-def _apply(steps: list[Step], messages: list[Message], counts: dict[str, Counter[str]]) -> tuple[str, Drop] | None:
-    """Change the messages in place; the rule and its word where the record has to go. A record counts once a rule."""
-    for step in steps:
+def _apply(
+    steps: list[Step], turns: list[Turn], suspect: list[bool], counts: dict[str, Counter[str]]
+) -> tuple[str, Drop] | None:
+    """Change the turns in place; the rule and its word where the record has to go. A record counts once a rule."""
+    ever = False  # what was changed is not what the rules after it were asked about
+    for step, wanted in zip(steps, suspect, strict=True):
         changed = False
-        for message in messages:
-            if message["role"] == "system" or tools.is_call(message["content"]):
-                continue
-            for key in ("content", "rejected"):
-                verdict = step.apply(message[key]) if key in message else None
-                if isinstance(verdict, Drop):
-                    counts[step.name]["dropped"] += 1
-                    return step.name, verdict
-                if verdict is not None:
-                    message[key] = verdict
-                    changed = True
+        for message, key in turns if wanted or ever else ():
+            verdict = step.apply(message[key])
+            if isinstance(verdict, Drop):
+                counts[step.name]["dropped"] += 1
+                return step.name, verdict
+            if verdict is not None:
+                message[key] = verdict
+                changed = ever = True
         counts[step.name]["changed" if changed else "kept"] += 1
     return None

@@ -31,17 +31,14 @@ def conversation(row: Any, format: str, columns: Columns) -> list[Message]:
         columns: our names (prompt, completion, text, chosen, rejected) to theirs.
 
     Raises:
-        Bad: the row is not of that format.
+        Bad: the row is not of that format, or holds what a record cannot.
     """
     if isinstance(row, str):
         row = {columns.get("text", "text"): row.rstrip("\r\n")}
     if not isinstance(row, Mapping):
         raise Bad(f"not an object: the row is {_kind(row)}")
     messages = FORMATS[_told_by_keys(row, columns) if format == "auto" else format](row, columns)
-    try:
-        dump(messages).encode()
-    except UnicodeEncodeError as error:
-        raise Bad(f"a lone surrogate: {error.object[error.start : error.end]!a}") from error
+    dump(messages)
     return messages
 
 

@@ -73,7 +73,7 @@ def _record(row: Any, source: SourceSettings, file: str, line: int, settings: In
     session, user, time = (_attribute(row, source.columns.get(name, name)) for name in ("session", "user", "time"))
     return Record(
         # Named by content: a delivery in another order gives the same names, and the same exam later.
-        id=xxhash.xxh3_128_hexdigest(f"{source.name}\0{session or ''}\0{text}".encode()),
+        id=xxhash.xxh3_128_hexdigest(f"{source.name}\0{session or ''}\0".encode() + text),
         source=source.name, file=file, line=line,
         session=session, user=user, domain=source.domain or source.name,
         label=_label(record.answer(messages), settings.label_key) if of_task else None, time=time, messages=text,

@@ -114,7 +114,7 @@ def _tokenize(
         while batch := list(islice(records, BATCH)):
             conversations = [messages for _, _, messages in batch]
             # Named by content: the same text has the same id, in whatever file.
-            ids = [xxhash.xxh3_128_hexdigest(record.dump(messages).encode()) for messages in conversations]
+            ids = [xxhash.xxh3_128_hexdigest(record.dump(messages)) for messages in conversations]
             encoded = write(writer, encoder, conversations, ids)
             first = len(places.file)
             places.file.extend(file for file, _, _ in batch)

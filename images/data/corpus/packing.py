@@ -25,7 +25,7 @@ from refit.errors import BadInput
 
 Index = NDArray[np.int64]
 
-BLOCK = 1 << 24  # tokens that are copied before going on to the next packs: they stay in the page cache meanwhile
+BLOCK = 1 << 24  # tokens that are copied before going on to the next packs
 MOST = (1 << 16) - 1  # documents that the segments of a pack can number
 
 
@@ -231,8 +231,10 @@ def _fill(draft: packed.Draft, sets: Sequence[Flat], layout: _Layout, pad: int) 
             span = sources.starts[rows], targets[rows], sources.lengths[rows]
             _copy(np.asarray(sets[number].tokens), tokens, *span)
             _copy(np.asarray(sets[number].mask), mask, *span)
+            packed.let_go(sets[number].tokens, sets[number].mask)
         mask[targets[begin:end]] = 0  # nothing comes before the first token of a piece to predict it from
         _number(segments, targets[begin:end], sources.lengths[begin:end], layout.numbers[begin:end])
+        packed.let_go(draft.tokens, draft.segments, draft.mask)
     _pad(tokens, targets + sources.lengths, layout.packs_of, length, pad)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -54,17 +55,32 @@ class Record(NamedTuple):
     domain: str
     label: str | None
     time: str | None
-    messages: str
+    messages: bytes
 
 
-def dump(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages as canonical JSON."""
-    return json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
+def dump(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    """Messages as canonical JSON: UTF-8, no blanks, keys in their order.
+
+    Raises:
+        Bad: a lone surrogate, which no UTF-8 can hold, a number of more than 64 bits, or what JSON has no form for.
+    """
+    try:
+        return orjson.dumps(messages)
+    except orjson.JSONEncodeError as error:
+        raise Bad(_why_not(messages, error)) from error
 
 
-def load(text: str) -> list[Message]:
+def _why_not(messages: Sequence[Mapping[str, Any]], error: Exception) -> str:
+    try:
+        json.dumps(messages, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as found:
+        return f"a lone surrogate: {found.object[found.start : found.end]!a}"
+    return f"not to be written as JSON: {error}"
+
+
+def load(text: str | bytes) -> list[Message]:
     """Messages of a record."""
-    messages: list[Message] = json.loads(text)
+    messages: list[Message] = orjson.loads(text)
     return messages
 
 

@@ -94,12 +94,11 @@ class Writer:
         key = xxhash.xxh3_128_digest(lines.replace("\n", " ").encode())
         if key not in self._seen[kind]:
             self._seen[kind].add(key)
-            for line in set(lines.split("\n")):
-                digest = xxhash.xxh3_64_intdigest(line.encode())
-                if digest in self._once[kind]:
-                    self._counts[kind][line] += 1
-                else:
-                    self._once[kind].add(digest)
+            different = set(lines.split("\n"))
+            hashes = set(map(hash, different))
+            if again := hashes & self._once[kind]:
+                self._counts[kind].update(line for line in different if hash(line) in again)
+            self._once[kind] |= hashes
         return key
 
     def _told(self) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -11,16 +10,14 @@ from collections.abc import Set as AbstractSet
 BOILERPLATE_SHARE = 0.1
 BOILERPLATE_COUNT = 20
 
-_BLANKS = re.compile(r"[^\S\n]+")
-_BREAKS = re.compile(r"\s*\n\s*")
-
 
 def lines(text: str) -> str:
     """Canonical composition, case folded, blanks collapsed, one kind of line break, no empty lines."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.isascii():
         text = unicodedata.normalize("NFC", text.replace("\x85", "\n").replace("\u2028", "\n").replace("\u2029", "\n"))
-    return _BREAKS.sub("\n", _BLANKS.sub(" ", text.casefold())).strip()
+    # Words are what blanks part: several times faster than expressions over blanks, of which most are one already.
+    return "\n".join(filter(None, (" ".join(line.split()) for line in text.casefold().split("\n"))))
 
 
 def key(text: str) -> str:

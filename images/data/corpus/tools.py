@@ -28,7 +28,7 @@ CALL, CALLED = "<tool_call>\n", "\n</tool_call>"
 
 def is_call(content: str) -> bool:
     """Whether an answer calls a tool: such text is a program's, and is not cleaned as a person's."""
-    return content.rstrip().endswith(CALLED.strip()) and CALL in content
+    return CALL in content and content.rstrip().endswith(CALLED.strip())
 
 
 def system(own: str | None, tools: Any) -> str:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pyarrow as pa
 
-from corpus import flat, letters, lsh, overlap
+from corpus import flat, letters, lsh, overlap, repeated
 from corpus.packing import pack_documents
 from corpus.shingles import Texts
 from refit.spec import Dedup
@@ -23,6 +23,7 @@ def main() -> None:
     lsh.matches([texts], np.arange(len(texts), dtype=np.int64) % 3, SETTINGS)
     lsh.clusters([texts], SETTINGS).sets.similarity(some, some + 1)
     overlap.held(texts, overlap.Guarded.of(texts, SETTINGS.ngram, 2))
+    repeated.none(texts, SETTINGS.ngram)
     packs()
     scores()
 

@@ -9,6 +9,9 @@ A rule takes the text of one turn and keyword arguments with defaults, and retur
 Its name in a spec is its function's name, its arguments are the function's keywords:
 
     rules: [control_characters, {name: length, args: {max_chars: 4000}}]
+
+A rule that takes long may have a sieve beside it (`sieve_of`): a function of many texts at once that tells which of
+them the rule would keep as they are, so that only the others are looked at one by one.
 """
 
 from __future__ import annotations
@@ -21,10 +24,16 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from refit.errors import BadSpec
 from refit.spec import Rule
+
+if TYPE_CHECKING:
+    from corpus.shingles import Texts
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,10 @@ class Drop:
 Verdict = Drop | str | None
 Function = TypeVar("Function", bound=Callable[..., Verdict])
 
+Sieve = TypeVar("Sieve", bound=Callable[..., NDArray[np.bool_]])
+
 _RULES: dict[str, Callable[..., Verdict]] = {}
+_SIEVES: dict[str, Callable[..., NDArray[np.bool_]]] = {}
 
 
 def rule(function: Function) -> Function:
@@ -50,16 +62,34 @@ def rule(function: Function) -> Function:
     return function
 
 
+def sieve_of(function: Callable[..., Verdict]) -> Callable[[Sieve], Sieve]:
+    """Make a function the sieve of a rule: (texts: `shingles.Texts`, and the rule's arguments) -> a flag a text.
+
+    True says that the rule surely returns None; False promises nothing.
+    """
+
+    def register(sieve: Sieve) -> Sieve:
+        arguments = set(inspect.signature(function).parameters) - {"text"}
+        if set(inspect.signature(sieve).parameters) != {"texts", *arguments}:
+            raise TypeError(f"sieve of {function.__name__}: expected (texts, *, {', '.join(sorted(arguments))})")
+        _SIEVES[function.__name__] = sieve
+        return sieve
+
+    return register
+
+
 @dataclass(frozen=True)
 class Step:
     """A rule with its arguments, ready to be applied; `module` holds its code.
 
+    `clear` tells of many texts which ones `apply` surely keeps, where the rule has a sieve for that.
     `libraries` are the packages of which another version may judge otherwise: its module's `LIBRARIES`.
     """
 
     name: str
     module: str
     apply: Callable[[str], Verdict]
+    clear: Callable[[Texts], NDArray[np.bool_]] | None = None
     libraries: tuple[str, ...] = ()
 
 
@@ -83,8 +113,14 @@ def build(rules: Iterable[Rule]) -> list[Step]:
             if not _fits(value, defaults[name]):
                 expected = type(defaults[name]).__name__
                 raise BadSpec(f"{where}.args.{name} is {value!r}: expected {expected}, as in {defaults[name]!r}.")
-        libraries = getattr(sys.modules[function.__module__], "LIBRARIES", ())
-        steps.append(Step(wanted.name, function.__module__, partial(function, **wanted.args), libraries))
+        sieve = _SIEVES.get(wanted.name)
+        steps.append(
+            Step(
+                wanted.name, function.__module__, partial(function, **wanted.args),
+                clear=partial(sieve, **{**defaults, **wanted.args}) if sieve else None,
+                libraries=getattr(sys.modules[function.__module__], "LIBRARIES", ()),
+            )
+        )  # fmt: skip
     return steps
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
-from corpus.rules import Drop, Verdict, rule
+from corpus.rules import Drop, Verdict, rule, sieve_of
+
+if TYPE_CHECKING:
+    from corpus.shingles import Texts
 
 # Han, kana and hangul are words by the character: those scripts have no blanks, or long words between them.
 _WORD = re.compile(
-    r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+    r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
 )
 
 
@@ -25,6 +29,13 @@ def repeats(text: str, *, n: int = 5, max_share: float = 0.3, min_words: int = 5
         return None
     share = repeated_share(words, n)
     return Drop(f"{share:.0%} of characters are in repeated {n}-grams") if share > max_share else None
+
+
+@sieve_of(repeats)
+def _says_nothing_twice(texts: Texts, *, n: int, max_share: float, min_words: int) -> Any:
+    from corpus import repeated  # brings the compiler; who only names the rule need not wait for it
+
+    return repeated.none(texts, n) if max_share >= 0 else [False] * len(texts)
 
 
 def repeated_share(words: list[str], n: int) -> float:
