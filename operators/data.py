@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from operators import quarantine, run
 from operators.job import JobOperator
-from operators.links import BadRecordsLink, DataDocsLink, FolderLink
+from operators.links import BadRecordsLink, DataDocsLink, DataReportLink, FolderLink
 from refit.errors import BadInput
 from refit.job import Job
 from refit.manifest import Manifest
@@ -29,7 +29,7 @@ class CorpusOperator(JobOperator):
 
     kind: ClassVar[str] = "prepare"
     stage: ClassVar[str] = "data"
-    operator_extra_links = (FolderLink(), DataDocsLink(), BadRecordsLink())
+    operator_extra_links = (FolderLink(), DataReportLink(), DataDocsLink(), BadRecordsLink())
 
     def output_of(self, spec: Pipeline, context: Context) -> str:
         return join(run.folder(spec.name, context["run_id"]), "prepare")

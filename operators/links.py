@@ -52,6 +52,13 @@ class ReportLink(_Page):
     below = "report.html"
 
 
+class DataReportLink(_Page):
+    """What the data stage did, phase by phase and door by door, also where a run was refused."""
+
+    name = "Data report"
+    below = "report.html"
+
+
 class DataDocsLink(_Page):
     """What Great Expectations found at the door out of the data stage."""
 

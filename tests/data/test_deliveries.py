@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -227,10 +228,17 @@ def test_a_door_that_is_not_passed_stops_the_next_phase_every_time(small: Line) 
     rows = [{"instruction": f"the same again {n % 2}", "output": json.dumps({"mood": "good"})} for n in range(40)]
     small.deliver("copies", rows)
     for _ in range(2):
+        shutil.rmtree(small.folder / "store/jobs", ignore_errors=True)
         code, answer = small.prepare()
         assert (code, answer["error"]) == (10, "BadRecords")
         assert "at the door after dedup are not met: sources.duplicates" in answer["message"]
         assert "found [0.95]" in answer["message"]
+        (place,) = (small.folder / "store/jobs/small").glob("*/prepare/report.html")
+        page = place.read_text()
+        assert "sources.duplicates" in page
+        assert page.count("met</span>") == 1  # at the door after clean
+        docs = [place.parent / link for link in re.findall(r'href="([^"]+)"', page)]
+        assert [path.is_file() for path in docs] == [True, True]
     assert not (small.folder / "store" / "datasets" / "small" / "split").exists()
     assert small.prepare("--set", "data.expect.max_duplicate_share=0.96")[0] == 0
 
@@ -256,7 +264,7 @@ def test_a_session_on_two_sides_does_not_pass() -> None:
         after="split", sources=("mail",), label_key=None, heldout=0.5, expect=Expectations(min_records=1), rehearsal=()
     )
     with pytest.raises(BadRecords, match=r"sessions\.sides: .*found \[2\]"):
-        door.check(questions.after_split(rows, settings), "after split")
+        door.require(door.ask(questions.after_split(rows, settings)), "after split")
 
 
 def test_the_first_page_of_the_data_docs_leads_to_every_table_without_a_script(small: Line) -> None:

@@ -116,7 +116,7 @@ class JobRun:
         }  # fmt: skip
         with self._lock:
             self._status = status
-            self._put(STATUS, json.dumps(status, default=str).encode())
+            self.put(STATUS, json.dumps(status, default=str).encode())
 
     def event(self, state: State, reason: str, **more: Any) -> None:
         """Record a change of state, with its reason; numbered, so that a reader can project it idempotently."""
@@ -128,15 +128,16 @@ class JobRun:
             }  # fmt: skip
             files.append(self.folder / EVENTS, json.dumps(record, default=str).encode())
             if not isinstance(self.store, FileStore):
-                self._put(EVENTS, (self.folder / EVENTS).read_bytes())
+                self.put(EVENTS, (self.folder / EVENTS).read_bytes())
         log.event("job", **{key: value for key, value in record.items() if key not in ("at", "sequence")})
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Write the manifest: the job has succeeded from here on."""
-        self._put(MANIFEST, manifest.model_dump_json(indent=1).encode())
+        self.put(MANIFEST, manifest.model_dump_json(indent=1).encode())
         return manifest
 
-    def _put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file of the job's folder, whole or not at all."""
         self.store.write(join(self.job.output, name), data)
 
 

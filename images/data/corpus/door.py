@@ -21,6 +21,7 @@ _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{1
 Frame = Any  # a pandas DataFrame
 Asked = Mapping[str, tuple[Frame, list[Any]]]
 """By name: a table, and what is asked of it."""
+Told = dict[str, Any]
 INDEX = """<!doctype html><meta charset="utf-8"><title>Data Docs</title>
 <style>:root {{ color-scheme: light dark }} body {{ font: 15px/1.8 system-ui, sans-serif; margin: 2rem }}</style>
 <h1>Data Docs</h1><p>What Great Expectations asked at this door of the data stage, by table.</p><ul>{items}</ul>
@@ -28,23 +29,29 @@ INDEX = """<!doctype html><meta charset="utf-8"><title>Data Docs</title>
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def check(asked: Asked, where: str, docs: Path | None = None) -> dict[str, Any]:
+def ask(asked: Asked, docs: Path | None = None) -> Told:
     """Ask everything of every table; write the Data Docs, where they are wanted.
 
     Returns:
-        How many expectations were asked and met, and each in words.
-
-    Raises:
-        BadRecords: one was not met; names each with what was found.
+        How many expectations were `asked` and `met`; each in words in `told`, those not met again in `failed`.
     """
     results = _ask(asked, docs)
     failed = [text for met, text in results if not met]
-    if failed:
+    told = [text for _, text in results]
+    return {"asked": len(told), "met": len(told) - len(failed), "told": told, "failed": failed}
+
+
+def require(told: Told, where: str) -> None:
+    """Let nobody through who was not met.
+
+    Raises:
+        BadRecords: an expectation was not met; names each with what was found.
+    """
+    if told["failed"]:
         raise BadRecords(
-            f"{len(failed)} of {len(results)} expectations at the door {where} are not met: {'; '.join(failed)}. "
-            "Look at the sources, or change data.expect."
+            f"{len(told['failed'])} of {told['asked']} expectations at the door {where} are not met: "
+            f"{'; '.join(told['failed'])}. Look at the sources, or change data.expect."
         )
-    return {"asked": len(results), "met": len(results), "told": [text for _, text in results]}
 
 
 def _ask(asked: Asked, docs: Path | None) -> list[tuple[bool, str]]:

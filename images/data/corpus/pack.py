@@ -70,7 +70,8 @@ def run(task: Task) -> Facts:
     for path in scratch.iterdir():
         path.unlink()
     scratch.rmdir()
-    checked = door.check(questions.out(kept, tokens, settings), "out", task.folder / "data_docs")
+    checked = door.ask(questions.out(kept, tokens, settings), task.folder / "data_docs")
+    door.require(checked, "out")
     sample = [messages for _, messages in rows.conversations(kept["train"].slice(0, COMPARED), shards)]
     return {
         "records_in": sum(table.num_rows for table in kept.values()) + len(bad),
