@@ -21,7 +21,8 @@ WORST = 10
 _STYLE = """
 :root{color-scheme:light dark} body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem} h2{font-size:1.1rem;margin-top:2rem} table{border-collapse:collapse;width:100%}
-td,th{padding:.2rem .8rem .2rem 0;text-align:left} td:first-child,a{white-space:nowrap} .n{text-align:right;font-variant-numeric:tabular-nums}
+td,th{padding:.2rem .8rem .2rem 0;text-align:left} td:first-child,a{white-space:nowrap}
+.n{text-align:right;font-variant-numeric:tabular-nums}
 td.bar{width:40%} td.bar div{height:.7rem;background:#2563eb;border-radius:2px;min-width:1px}
 .met{color:#2e7d32;font-weight:600} .missed{color:#d93025;font-weight:600}
 """
