@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,30 +11,13 @@ import pytest
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
     """Its home and ports; it ends with the session."""
-    from refit.proc import Identity, kill_tree, spawn
-    from standalone import postgres, probes
     from standalone.environment import database_url
-    from standalone.home import Home
     from standalone.migrate import migrate
-    from standalone.ports import free_ports
+    from tests.postgres import running
 
-    home, ports = Home(tmp_path_factory.mktemp("server")), free_ports()
-    home.make_folders()
-    home.make_secrets()
-    postgres.make_cluster(home)
-    with (home.logs / "postgres.log").open("wb") as log:
-        child = spawn(postgres.server_argv(home, ports), cwd="/", stdout=log)
-    identity = Identity.of(child.pid)
-    try:
-        deadline = time.monotonic() + 60
-        while probes.postgres(home, ports, 0.0) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        postgres.make_databases(home, ports)
+    with running(tmp_path_factory.mktemp("server")) as (home, ports):
         migrate(database_url("refit", ports), passfile=home.pgpass)
         yield home, ports
-    finally:
-        kill_tree(identity)
-        child.wait()
 
 
 @pytest.fixture

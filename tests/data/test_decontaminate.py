@@ -99,7 +99,7 @@ def test_what_cannot_be_compared_is_told(command: Command) -> None:
     empty = command.write("b.jsonl", [])
     assert "no text that can be read" in command.run(some, empty, code=10)["message"]
     assert "there is no such file" in command.run(some, command.folder / "c", code=10)["message"]
-    assert "--threshold is 2.0" in command.run(some, some, "--threshold", "2", code=10)["message"]
+    assert "--threshold is 2: " in command.run(some, some, "--threshold", "2", code=10)["message"]
 
 
 WORDS = st.lists(st.sampled_from("one two three four five six seven".split()), max_size=14)  # noqa: SIM905

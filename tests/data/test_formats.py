@@ -141,6 +141,8 @@ def test_conversations_that_no_template_knows_are_refused(roles: str, why: str) 
 def test_tools_between_question_and_answer_are_in_order() -> None:
     roles = ["system", "user", "assistant", "tool", "tool", "assistant"]
     record.check([{"role": role, "content": "x"} for role in roles])
+    with pytest.raises(Bad, match="role order: tool after user"):
+        record.check([{"role": role, "content": "x"} for role in ["user", "tool", "assistant"]])
 
 
 @pytest.mark.parametrize(("question", "answer", "why"), [(" ", "x", "nothing is asked"), ("x", "\n", "is empty")])

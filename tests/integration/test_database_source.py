@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,9 @@ import pytest
 
 from corpus import database, readers
 from refit.errors import BadInput, ServerUnavailable
-from refit.proc import Identity, kill_tree, spawn
-from standalone import postgres, probes
 from standalone.environment import database_url
-from standalone.home import Home
-from standalone.ports import HOST, Ports, free_ports
+from standalone.ports import HOST, Ports
+from tests.postgres import running
 from tests.proxy import breaking
 
 pytestmark = pytest.mark.integration
@@ -29,18 +26,7 @@ WHERE = "data.sources[0] (tickets)"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
-    home, ports = Home(tmp_path_factory.mktemp("server")), free_ports()
-    home.make_folders()
-    home.make_secrets()
-    postgres.make_cluster(home)
-    with (home.logs / "postgres.log").open("wb") as log:
-        child = spawn(postgres.server_argv(home, ports), cwd="/", stdout=log)
-    identity = Identity.of(child.pid)
-    try:
-        deadline = time.monotonic() + 60
-        while probes.postgres(home, ports, 0.0) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        postgres.make_databases(home, ports)
+    with running(tmp_path_factory.mktemp("server")) as (home, ports):
         url = database_url("refit", ports)
         with psycopg.connect(url, passfile=str(home.pgpass), autocommit=True) as connection:
             connection.execute(f"ALTER ROLE refit PASSWORD '{PASSWORD}'")
@@ -51,9 +37,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
                 "FROM generate_series(1, 120000) n"
             )
         yield ports
-    finally:
-        kill_tree(identity)
-        child.wait()
 
 
 @pytest.fixture

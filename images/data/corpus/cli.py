@@ -10,17 +10,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from corpus import cli_pack
+from corpus import cli_pack, options
 from corpus.prepare import NAMES, prepare, share, tokenizer
 from refit import cli, files, job
 from refit.errors import BadInput
 from refit.job import Handler, Job
 from refit.manifest import MANIFEST
-from refit.spec import Dedup
+from refit.spec import Decontaminate, Dedup
 from refit.store import join, store_for
 
+DEDUP = {field: field for field in Dedup.model_fields}
+DECONTAMINATE = {"ngram": "ngram", "threshold": "threshold", "min-words": "min_words"}
 HANDLERS: dict[str, Handler] = {"prepare": prepare, "share": share}
 
 
@@ -50,9 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("inputs", metavar="INPUT", nargs="+", type=Path, help="jsonl files, also .gz")
     one.add_argument("--output", metavar="DIR", type=Path, required=True, help="a folder; its files are replaced")
-    for field, kind in (("threshold", float), ("ngram", int), ("bands", int), ("rows", int), ("seed", int)):
-        default = Dedup.model_fields[field].default
-        one.add_argument(f"--{field}", type=kind, default=default, help=f"data.dedup.{field} [{default}]")
+    options.add(one, Dedup, DEDUP, "data.dedup")
     one.set_defaults(command=_dedup)
     one = commands.add_parser(
         "decontaminate",
@@ -63,9 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("inputs", metavar="INPUT", nargs="+", type=Path, help="files of any format the data stage reads")
     one.add_argument("--against", metavar="EVAL", nargs="+", type=Path, required=True, help="evaluation files")
     one.add_argument("--output", metavar="DIR", type=Path, required=True, help="a folder; its files are replaced")
-    one.add_argument("--ngram", type=int, default=8, help="words in an n-gram [%(default)s]")
-    one.add_argument("--threshold", type=float, default=0.7, help="share of an evaluation text's n-grams [%(default)s]")
-    one.add_argument("--min-words", type=int, default=5, help="shorter evaluation texts are passed over [%(default)s]")
+    options.add(one, Decontaminate, DECONTAMINATE, "data.decontaminate")
     one.set_defaults(command=_decontaminate)
     cli_pack.add(commands, lambda address: tokenizer(address).fetch())
     one = commands.add_parser(
@@ -114,23 +110,15 @@ def _prepare(arguments: argparse.Namespace) -> dict[str, Any]:
 def _dedup(arguments: argparse.Namespace) -> dict[str, Any]:
     from corpus.dedup_files import dedup_files
 
-    try:
-        settings = Dedup(**{field: getattr(arguments, field) for field in Dedup.model_fields})
-    except ValidationError as error:
-        raise BadInput("; ".join(f"--{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())) from error
+    settings = Dedup(**options.values(arguments, Dedup, DEDUP))
     return dedup_files(arguments.inputs, arguments.output, settings)
 
 
 def _decontaminate(arguments: argparse.Namespace) -> dict[str, Any]:
     from corpus.decontaminate import decontaminate
 
-    for name, low, high in (("ngram", 1, 100), ("threshold", 0.01, 1.0), ("min_words", 1, 100)):
-        if not low <= getattr(arguments, name) <= high:
-            raise BadInput(f"--{name.replace('_', '-')} is {getattr(arguments, name)}: expected {low} to {high}.")
-    return decontaminate(
-        arguments.inputs, arguments.against, arguments.output, ngram=arguments.ngram, threshold=arguments.threshold,
-        min_words=arguments.min_words,
-    )  # fmt: skip
+    settings = options.values(arguments, Decontaminate, DECONTAMINATE)
+    return decontaminate(arguments.inputs, arguments.against, arguments.output, **settings)
 
 
 def _fit(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from refit.errors import BadInput
+from corpus import options
 from refit.spec import Data
 
 Commands = Any
 """What `add_subparsers` returns; argparse has no public name for it."""
+
+FIELDS = {"length": "pack_length", "seed": "seed"}
 
 
 def add(commands: Commands, tokenizer: Callable[[str], Path]) -> None:
@@ -27,9 +27,7 @@ def add(commands: Commands, tokenizer: Callable[[str], Path]) -> None:
     one.add_argument("inputs", metavar="INPUT", nargs="+", type=Path, help="files of any format the data stage reads")
     one.add_argument("--tokenizer", metavar="DIR|URI", required=True, help="a base model: its folder, or its address")
     one.add_argument("--output", metavar="DIR", type=Path, required=True, help="a folder that is not there, or empty")
-    for name, field in (("length", "pack_length"), ("seed", "seed")):
-        default = Data.model_fields[field].default
-        one.add_argument(f"--{name}", metavar="N", default=default, help=f"data.{field} [{default}]")
+    options.add(one, Data, FIELDS, "data")
     one.add_argument(
         "--overflow", choices=("refuse", "truncate"), default="refuse",
         help="a conversation longer than a pack: set it aside, or keep its head if an answer is in it [%(default)s]",
@@ -50,24 +48,15 @@ def _pack(arguments: argparse.Namespace, tokenizer: Callable[[str], Path]) -> di
     from corpus.pack_files import pack_files
     from corpus.packing import Overflow
 
-    given = arguments.tokenizer
+    given, settings = arguments.tokenizer, options.values(arguments, Data, FIELDS)
     return pack_files(
         arguments.inputs,
         tokenizer(given) if "://" in given else Path(given),
         arguments.output,
-        length=_number("--length", arguments.length, "pack_length"),
-        seed=_number("--seed", arguments.seed, "seed"),
+        length=settings["pack_length"],
+        seed=settings["seed"],
         overflow=Overflow(arguments.overflow, arguments.overflow_text),
     )
-
-
-def _number(option: str, value: str | int, field: str) -> int:
-    """A number within the bounds that the spec gives its field."""
-    try:
-        number: int = TypeAdapter(Data.model_fields[field].rebuild_annotation()).validate_python(value)
-    except ValidationError as error:
-        raise BadInput(f"{option} is {value}: {error.errors()[0]['msg']}.") from error
-    return number
 
 
 def _export(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -146,8 +146,3 @@ def write(path: Path, table: pa.Table) -> None:
 def writer(path: Path, schema: pa.Schema = SCHEMA) -> pq.ParquetWriter:
     """A parquet file to be written a table at a time; each table becomes a row group."""
     return pq.ParquetWriter(path, schema, compression="zstd")
-
-
-def read(path: Path) -> pa.Table:
-    """Read a parquet file, each column in one piece."""
-    return pq.read_table(path).combine_chunks()

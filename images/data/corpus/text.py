@@ -20,11 +20,6 @@ def lines(text: str) -> str:
     return "\n".join(filter(None, (" ".join(line.split()) for line in text.casefold().split("\n"))))
 
 
-def key(text: str) -> str:
-    """Two texts with one key are exact duplicates: as `lines`, with line breaks counting as blanks."""
-    return lines(text).replace("\n", " ")
-
-
 def form(counts: Mapping[str, int], total: int) -> frozenset[str]:
     """The lines that are a source's form: so many of its `total` texts have each."""
     enough = max(BOILERPLATE_COUNT, BOILERPLATE_SHARE * total)
