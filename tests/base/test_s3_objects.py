@@ -56,6 +56,15 @@ def test_an_object_is_fetched_with_one_request_and_an_unchanged_one_costs_a_head
     assert asked.look() == ["HeadObject"]
 
 
+def test_who_waits_for_a_big_object_hears_of_every_piece(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_objects, "CHUNK", len(BODY) // 8)
+    heard: list[int] = []
+    store_for(place).copy(place, lambda: heard.append(1))
+    assert len(heard) >= 8
+    store_for(place).copy(place, lambda: heard.append(1))
+    assert len(heard) < 16
+
+
 def test_a_new_version_is_fetched_and_the_old_copy_stays_for_who_reads_it(place: str) -> None:
     store = store_for(place)
     old = store.copy(place)

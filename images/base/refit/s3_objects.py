@@ -25,7 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from refit import files, fingerprint, log
 from refit.errors import StoreUnavailable
-from refit.store import Copy
+from refit.store import Copy, Heard, unheard
 
 CHUNK = 1 << 20
 """Bytes that are in memory at once."""
@@ -52,8 +52,8 @@ class _Changed(Exception):
     pass
 
 
-def fetch(client: Any, bucket: str, key: str, folder: Path) -> Copy:
-    """The object's copy, made now if there is none of its present version.
+def fetch(client: Any, bucket: str, key: str, folder: Path, heard: Heard = unheard) -> Copy:
+    """The object's copy, made now if there is none of its present version; `heard` is called with every piece.
 
     Raises:
         FileNotFoundError: there is no such object.
@@ -69,7 +69,7 @@ def fetch(client: Any, bucket: str, key: str, folder: Path) -> Copy:
         if known:
             return Copy(path, known)
         try:
-            digest = _download(client, bucket, key, version, path)
+            digest = _download(client, bucket, key, version, path, heard)
         except _Changed:
             log.event("object_changed", uri=uri, attempt=attempt + 1)
             continue
@@ -103,17 +103,17 @@ def _noted(path: Path, size: int) -> str | None:
     return str(note["sha256"]) if as_it_was else None
 
 
-def _download(client: Any, bucket: str, key: str, version: Version, path: Path) -> str:
+def _download(client: Any, bucket: str, key: str, version: Version, path: Path, heard: Heard) -> str:
     uri = f"s3://{bucket}/{key}"
     with files.replacing(path) as draft:
-        _transfer(client, bucket, key, version, draft)
-        digest = _checked(draft, version, uri)
+        _transfer(client, bucket, key, version, draft, heard)
+        digest = _checked(draft, version, uri, heard)
     note = {"sha256": digest, "mtime": path.stat().st_mtime_ns, "uri": uri}
     files.write(path.with_suffix(".json"), json.dumps(note).encode())
     return digest
 
 
-def _transfer(client: Any, bucket: str, key: str, version: Version, draft: Path) -> None:
+def _transfer(client: Any, bucket: str, key: str, version: Version, draft: Path, heard: Heard) -> None:
     """Write the object's bytes; a body that breaks off is asked for again from where it broke."""
     uri = f"s3://{bucket}/{key}"
     failures = 0
@@ -123,6 +123,7 @@ def _transfer(client: Any, bucket: str, key: str, version: Version, draft: Path)
             try:
                 for data in _body(client, bucket, key, version, before):
                     sink.write(data)
+                    heard()
                 why = "the body broke off"
             except (BotoCoreError, ConnectionError) as error:
                 why = str(error)
@@ -148,7 +149,7 @@ def _body(client: Any, bucket: str, key: str, version: Version, start: int) -> I
                 yield data
 
 
-def _checked(path: Path, version: Version, uri: str) -> str:
+def _checked(path: Path, version: Version, uri: str, heard: Heard) -> str:
     """The sha256 of a copy that is what S3 says it should be."""
     size = path.stat().st_size
     if size != version.size:
@@ -161,6 +162,7 @@ def _checked(path: Path, version: Version, uri: str) -> str:
         while data := handle.read(1 << 20):
             for one in [*hashes, *([md5] if md5 else [])]:
                 one.update(data)
+            heard()
     wrong = [value for check, value in expected if base64.b64encode(check.digest()).decode() != value]
     if wrong:
         raise StoreUnavailable(f"{uri}: what was fetched differs from the checksum that S3 has of it. Run again.")

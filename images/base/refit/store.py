@@ -51,6 +51,14 @@ def matching(uri: str) -> list[str]:
     return [join(folder, child) for child in sorted(store_for(folder).children(folder)) if fnmatchcase(child, name)]
 
 
+Heard = Callable[[], None]
+"""Told, now and then, that work goes on."""
+
+
+def unheard() -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True)
 class Copy:
     """A file on this machine's disk, and the sha256 of its bytes in hex."""
@@ -102,12 +110,15 @@ class Store(ABC):
         """Names directly below a folder, sorted; empty where it is not there."""
 
     @abstractmethod
-    def local(self, uri: str) -> Path:
-        """A file or committed folder as a path on this machine's disk (fetched and checked where it is elsewhere)."""
+    def local(self, uri: str, heard: Heard = unheard) -> Path:
+        """A file or committed folder as a path on this machine's disk (fetched and checked where it is elsewhere).
 
-    def copy(self, uri: str) -> Copy:
+        `heard` is called for as long as bytes come, so that who waits for a long one is not taken for dead.
+        """
+
+    def copy(self, uri: str, heard: Heard = unheard) -> Copy:
         """A file as `local` gives it, with its digest; where it has to be fetched, it is read once for both."""
-        path = self.local(uri)
+        path = self.local(uri, heard)
         return Copy(path, file_digest(path))
 
     @abstractmethod
@@ -163,7 +174,7 @@ class FileStore(Store):
         folder = self.path(uri)
         return sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
 
-    def local(self, uri: str) -> Path:
+    def local(self, uri: str, heard: Heard = unheard) -> Path:
         path = self.path(uri)
         if not path.exists():
             raise FileNotFoundError(uri)

@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from refit import s3_objects
 from refit.errors import StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
-from refit.store import Copy, Draft, Store, cache_folder, join
+from refit.store import Copy, Draft, Heard, Store, cache_folder, join, unheard
 
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket"}
 _TAKEN = {"412", "PreconditionFailed", "ConditionalRequestConflict"}
@@ -65,10 +65,10 @@ class S3Store(Store):
             raise StoreUnavailable(f"{uri}: {error}") from error
         return sorted(names - {""})
 
-    def local(self, uri: str) -> Path:
+    def local(self, uri: str, heard: Heard = unheard) -> Path:
         manifest = self.manifest(uri)
         if manifest is None:
-            return self.copy(uri).path
+            return self.copy(uri, heard).path
         # A committed folder never changes: its copy is named by its content.
         target = cache_folder() / "fetched" / manifest.content_digest()
         if target.is_dir() and not damage(target, manifest, hashes=False):
@@ -77,6 +77,7 @@ class S3Store(Store):
         try:
             for name in [*(file.path for file in manifest.files), MANIFEST]:
                 self._download(join(uri, name), draft / name)
+                heard()
             wrong = damage(draft, manifest)
             if wrong:
                 raise StoreUnavailable(f"{uri}: what was fetched is damaged: {'; '.join(wrong[:3])}.")
@@ -86,9 +87,9 @@ class S3Store(Store):
             shutil.rmtree(draft, ignore_errors=True)
         return target
 
-    def copy(self, uri: str) -> Copy:
+    def copy(self, uri: str, heard: Heard = unheard) -> Copy:
         bucket, key = _split(uri)
-        return s3_objects.fetch(self._client, bucket, key, cache_folder() / "fetched" / "objects")
+        return s3_objects.fetch(self._client, bucket, key, cache_folder() / "fetched" / "objects", heard)
 
     def remove(self, uri: str) -> None:
         manifest = self.manifest(uri)

@@ -35,7 +35,7 @@ from sqlalchemy import exc
 from corpus.readers import UNUSABLE
 from refit import connections, files, fingerprint, log
 from refit.errors import BadInput, ServerUnavailable
-from refit.store import cache_folder
+from refit.store import Heard, cache_folder, unheard
 
 FILE = "query.jsonl.zst"
 """What the extract is called among a source's files."""
@@ -64,13 +64,14 @@ class _Lost(Exception):
     """The database went away; the message has no secret in it."""
 
 
-def extract(uri: str, query: str, where: str, *, pause: float = 1.0) -> Extract:
+def extract(uri: str, query: str, where: str, *, pause: float = 1.0, heard: Heard = unheard) -> Extract:
     """Run a query and keep what it returns.
 
     Args:
         uri: `sql://NAME`, a connection.
         query: one statement that returns rows.
         where: names the source in messages.
+        heard: called as rows come.
         pause: seconds before the second attempt; doubled before each further one.
 
     Raises:
@@ -88,16 +89,16 @@ def extract(uri: str, query: str, where: str, *, pause: float = 1.0) -> Extract:
             log.event("query_again", connection=uri, attempt=attempt + 1, why=why)
             time.sleep(pause * 2 ** (attempt - 1))
         try:
-            return _extract(uri, query, where, folder)
+            return _extract(uri, query, where, folder, heard)
         except _Lost as lost:
             why = str(lost)
     raise ServerUnavailable(f"{where}: {uri} does not answer after {ATTEMPTS} attempts: {why}")
 
 
-def _extract(uri: str, query: str, where: str, folder: Path) -> Extract:
+def _extract(uri: str, query: str, where: str, folder: Path, heard: Heard) -> Extract:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".draft-") as draft:
         made = Path(draft) / FILE
-        count = _write_sorted(_lines(uri, query, where), made)
+        count = _write_sorted(_lines(uri, query, where, heard), made)
         digest = fingerprint.file_digest(made)
         final = folder / f"{digest}.jsonl.zst"
         with files.replacing(final) as place:
@@ -107,7 +108,7 @@ def _extract(uri: str, query: str, where: str, folder: Path) -> Extract:
     return Extract(final, digest)
 
 
-def _lines(uri: str, query: str, where: str) -> Iterator[bytes]:
+def _lines(uri: str, query: str, where: str, heard: Heard) -> Iterator[bytes]:
     """A line of JSON for each row; a row that JSON cannot say becomes a line that goes to quarantine."""
     given = connections.url(uri)
     try:
@@ -123,6 +124,7 @@ def _lines(uri: str, query: str, where: str) -> Iterator[bytes]:
                 raise BadInput(f"{where}: the query returns {', '.join(twice)} twice; name columns apart with AS.")
             for batch in result.partitions(BATCH):  # without the number PostgreSQL is asked for all
                 yield from (_line(names, row) for row in batch)
+                heard()
     except exc.DBAPIError as error:
         said = _redacted(" ".join(str(error.orig).split()), given)
         if _is_lost(error):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from corpus.walk import Input
 from refit.errors import BadInput, StoreUnavailable
 from refit.fingerprint import file_digest
 from refit.spec import Pipeline
-from refit.store import Store, join, matching, store_for
+from refit.store import Heard, Store, join, matching, store_for, unheard
+
+SECONDS_BETWEEN_SIGNS = 2.0
 
 
-def shards(spec: Pipeline, heard: Callable[[], None] = lambda: None) -> Iterator[Shard]:
-    """The files of all sources, cut and put together to shards, in a stable order. `heard` is called now and then.
+def shards(spec: Pipeline, heard: Heard = unheard) -> Iterator[Shard]:
+    """The files of all sources, cut and put together to shards, in a stable order. `heard` is called now and then, also
+    while a big file is fetched or a query's rows come.
 
     Where only so many records of a source are wanted, all of it is one shard: who comes first must not depend on cuts.
 
@@ -26,9 +30,11 @@ def shards(spec: Pipeline, heard: Callable[[], None] = lambda: None) -> Iterator
         BadInput: a source has no file that can be read, or a database refuses its query.
         ServerUnavailable: a database does not answer.
     """
+    heard = _seldom(heard)
     for index, source in enumerate(spec.data.sources):
         where = f"data.sources[{index}] ({source.name})"
-        files = _files(source.uri, where) if source.query is None else _extract(source.uri, source.query, where)
+        query = source.query
+        files = _files(source.uri, where, heard) if query is None else _extract(source.uri, query, where, heard)
         found: list[Slice] = []
         for name, path in files.items():
             for slice in slices(name, path):
@@ -73,14 +79,27 @@ def score_model(spec: Pipeline) -> dict[str, Input]:
     return {"score": Input(digest=found.content_digest(), fetch=partial(store.local, uri))}
 
 
-def _files(uri: str, where: str) -> dict[str, Path]:
+def _seldom(heard: Heard) -> Heard:
+    """The same, called through once in a while: a sign of life is a file to write, a piece of an object is not."""
+    last = time.monotonic()
+
+    def told() -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_SIGNS:
+            last = time.monotonic()
+            heard()
+
+    return told
+
+
+def _files(uri: str, where: str, heard: Heard = unheard) -> dict[str, Path]:
     """The files of an address by name, on this machine."""
     store = store_for(uri)
     found: dict[str, Path] = {}
     for name, place in files_of(store, uri):
         try:
             # A name on a disk may be no text; what is written of it must be.
-            found[name.encode("utf-8", "backslashreplace").decode()] = store.local(place)
+            found[name.encode("utf-8", "backslashreplace").decode()] = store.local(place, heard)
         except FileNotFoundError as error:
             raise StoreUnavailable(f"{where}: {place} was there a moment ago and is gone. Run again.") from error
     if not found:
@@ -91,11 +110,11 @@ def _files(uri: str, where: str) -> dict[str, Path]:
     return found
 
 
-def _extract(uri: str, query: str, where: str) -> dict[str, Path]:
+def _extract(uri: str, query: str, where: str, heard: Heard) -> dict[str, Path]:
     """What a query says now, as a file on this machine."""
     from corpus import database  # most lines have no database, and need not load what speaks to one
 
-    return {database.FILE: database.extract(uri, query, where).path}
+    return {database.FILE: database.extract(uri, query, where, heard=heard).path}
 
 
 def files_of(store: Store, given: str) -> Iterator[tuple[str, str]]:
