@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CorpusOperator(JobOperator):
-    """Prepare a line's data: ingest, clean, tokenize, dedup, split, mix, pack; the manifest names the dataset.
+    """Prepare a line's data: ingest, clean, tokenize, sign, dedup, split, mix, pack; the manifest names the dataset.
 
     The job's folder belongs to the run; the phases' folders are named by fingerprints, so a run with nothing changed
     reads a few manifests and is done. What went to quarantine is copied into Postgres, also when it was
@@ -51,7 +51,8 @@ class ShareOperator(JobOperator):
     """Make one machine's share of the shards: ingest, clean, tokenize. Meant to be mapped, a task a machine.
 
     A share that fails is retried alone; what it had made is kept, since every shard is a folder of its own. The
-    CorpusOperator after it finds the shards, and makes those that are missing.
+    CorpusOperator after it finds the shards, and makes those that are missing and those of sign, which needs all of
+    a source.
 
     What it does not do: decide what is in a shard (the data does), so any number of shares gives the same dataset.
     """

@@ -1,4 +1,4 @@
-"""What the model eats: ingest → clean → tokenize → dedup → split → mix → pack."""
+"""What the model eats: ingest → clean → tokenize → sign → dedup → split → mix → pack."""
 
 from __future__ import annotations
 

@@ -78,9 +78,13 @@ def found_in(texts: list[str], order: list[int], **chosen: float) -> Removals:
         own = [text.without(given[row], form) for row in left]
         return [Texts.of(own[at : at + 7]) for at in range(0, len(own), 7)]  # shards of seven
 
+    def signed(left: np.ndarray) -> minhash.Signed:
+        return minhash.signed(parts(left), **settings.model_dump(exclude={"threshold"}))
+
+    settings = Dedup(**chosen)  # type: ignore[arg-type]
     rank = np.argsort(np.array(order))
     keys = np.frombuffer(digests, np.uint64).reshape(-1, 2)
-    return duplicates(keys, rank, parts, Dedup(**chosen))[0]  # type: ignore[arg-type]
+    return duplicates(keys, rank, signed, parts, settings)[0]
 
 
 def removed(texts: list[str], **chosen: float) -> list[tuple[int, int, str]]:

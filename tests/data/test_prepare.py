@@ -17,7 +17,7 @@ from refit.store import store_for
 if TYPE_CHECKING:
     from tests.data.conftest import Line
 
-PHASES = ["ingest", "clean", "tokenize", "dedup", "split", "mix", "pack"]
+PHASES = ["ingest", "clean", "tokenize", "sign", "dedup", "split", "mix", "pack"]
 
 
 def ran(answer: dict[str, Any]) -> list[str]:
@@ -88,10 +88,10 @@ def test_an_answer_from_the_store_loads_no_library_that_it_does_not_need(small: 
     ("change", "expected"),
     [
         ("data.rules=[control_characters, {name: length, args: {max_chars: 42}}]", PHASES[1:]),
-        ("data.split.salt=other", PHASES[4:]),
-        ("data.sources=WEIGHT", PHASES[5:]),
-        ("data.drill=shuffle_labels", PHASES[5:]),
-        ("data.pack_length=96", PHASES[6:]),
+        ("data.split.salt=other", PHASES[5:]),
+        ("data.sources=WEIGHT", PHASES[6:]),
+        ("data.drill=shuffle_labels", PHASES[6:]),
+        ("data.pack_length=96", PHASES[7:]),
         ("train.max_steps=7", []),
         ("rollout.margin=0.2", []),
     ],
@@ -146,7 +146,7 @@ def test_the_same_work_by_a_job_document(small: Line, monkeypatch: pytest.Monkey
     assert code == 0
     assert answer["outputs"] == {"dataset": f"{small.store}/datasets/small/pack/{expected}"}
     status = json.loads(store_for(job.output).read(f"{job.output}/status.json"))
-    assert (status["phase"], status["done"]) == ("done", 7)
+    assert (status["phase"], status["done"]) == ("done", 8)
 
 
 def test_inspect_shows_a_folder(small: Line) -> None:

@@ -159,7 +159,7 @@ def test_one_three_or_sixteen_machines_make_the_same_to_the_byte(big: Line) -> N
         assert code == 0, answer
         made = shards_made(answer)
         assert made["ingest"][1] > 16
-        assert {of for of, _ in made.values()} == {0}
+        assert [of for of, _ in made.values()] == [0, 0, 0, made["sign"][1]]
         found.append(big.manifest(Path(answer["manifest"].removeprefix("file://")).parent))
     assert found[0].files == found[1].files == found[2].files
 
@@ -172,7 +172,7 @@ def test_of_a_source_that_grew_only_the_new_shards_are_made(big: Line) -> None:
     code, answer = big.prepare()
     assert code == 0
     made = shards_made(answer)
-    assert made["ingest"][0] == made["clean"][0] == made["tokenize"][0] == 1
+    assert {one for one, _ in made.values()} == {1}
     big.deliver("more", [{"prompt": "a new source", "completion": '{"mood": "bad"}'}])
     made = shards_made(big.prepare()[1])
     assert {one for one, _ in made.values()} == {1}

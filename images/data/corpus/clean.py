@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +60,11 @@ def run(task: Task) -> Facts:
         "rules": {name: dict(count) for name, count in counts.items()},
         "scored": {"kept": kept, "dropped": judge.dropped} if judge.model else {},
     }
+
+
+def merge(lines: Mapping[str, Sequence[Path]], folder: Path) -> None:
+    """Write what all shards of a source tell: which lines are its form."""
+    said.write_forms(lines, folder)
 
 
 @dataclass

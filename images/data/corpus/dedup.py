@@ -1,10 +1,12 @@
-"""Phase 3, dedup: of records that say the same, one stays.
+"""Phase 5, dedup: of records that say the same, one stays.
 
 Exact duplicates (after normalisation) go first, then near duplicates among those that are left. The one that stays is
 that of the highest quality where the line has a model for it, else the oldest; where no time tells, the one with the
 lowest id, which follows from content: the order of the deliveries decides nothing.
 
-Texts are read a shard at a time; what is held of all records at once is some hundred bytes each.
+Near ones are found in four steps over the store: the signatures that `sign` left of every shard; band by band the rows
+that share a key; of those alone the texts, a shard at a time, to verify each pair and connect what is near; and the
+filter. What is held of all records at once is some hundred bytes each, and the keys of a few bands.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from corpus import lsh, record, removed, rows, said
+from corpus import lsh, record, removed, rows, said, sign
+from corpus.minhash import Signed
 from corpus.removed import Removals
 from corpus.rows import ROWS
 from corpus.settings import DedupSettings
@@ -35,12 +38,18 @@ def run(task: Task) -> Facts:
     table = rows.collect(shards)
     task.progress(table.num_rows // 3, table.num_rows)
     keys = np.concatenate([said.keys(shard, "said") for shard in shards])
-    form, places = said.forms(shards, "said"), table.select(["shard", "row"])
+    form, places = said.forms(task.inputs["records"], "said"), table.select(["shard", "row"])
 
-    def texts(left: Index) -> said.Chosen:
-        return said.Chosen(shards, rows.by_shard(places.take(pa.array(left)), len(shards)), form, "said")
+    def by_shard(some: Index) -> list[Index]:
+        return rows.by_shard(places.take(pa.array(some)), len(shards))
 
-    removals, found = duplicates(keys, rank_of(table), texts, settings.dedup)
+    def signed(some: Index) -> Signed:
+        return sign.stored(task.shards["signatures"], by_shard(some))
+
+    def texts(some: Index) -> said.Chosen:
+        return said.Chosen(shards, by_shard(some), form, "said")
+
+    removals, found = duplicates(keys, rank_of(table), signed, texts, settings.dedup)
     kept = removed.take_out(table, removals, task.folder / REMOVED)
     record.write(task.folder / ROWS, kept)
     gone, stays = (table.column("label").take(pa.array(side, pa.int64())) for side in (removals.row, removals.kept))
@@ -65,19 +74,21 @@ def rank_of(table: pa.Table) -> Index:
 
 
 def duplicates(
-    keys: Keys, rank: Index, texts: Callable[[Index], Iterable[Texts]], settings: Dedup
-) -> tuple[Removals, lsh.Clusters]:
+    keys: Keys, rank: Index, signed: Callable[[Index], Signed], texts: Callable[[Index], Iterable[Texts]],
+    settings: Dedup,
+) -> tuple[Removals, lsh.Clusters]:  # fmt: skip
     """Which rows go, each with the one that stays.
 
     Args:
         keys: of shape (rows, 2); equal where the texts are exact duplicates.
         rank: all numbers; of duplicates the row of the lowest one stays.
+        signed: gives the signatures of some rows.
         texts: gives the texts of some rows as they are compared, in parts, in the rows' order.
         settings: the threshold and how candidates are found.
     """
     keeper = first_of_each(keys, rank)
     left = np.flatnonzero(keeper == np.arange(len(keeper)))
-    found = lsh.clusters(texts(left), settings)
+    found = lsh.clusters_of(signed(left), lambda shared: texts(left[shared]), settings)
     best = first_of_each(found.root[:, None].astype(np.uint64), rank[left])
     near = np.flatnonzero(best != np.arange(len(left)))
     stays = np.arange(len(keeper))

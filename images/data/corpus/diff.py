@@ -21,7 +21,7 @@ import numpy as np
 
 from corpus import record, rows
 from corpus.rows import SIDES
-from corpus.sharded import SHARDS
+from corpus.task import SHARDS
 from refit.errors import BadInput
 from refit.manifest import MANIFEST, Manifest
 from refit.store import join, store_for

@@ -10,20 +10,22 @@ Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus.jit import in_parts, kernel
-from corpus.minhash import band_keys
+from corpus.minhash import Signed, signed
 from corpus.shingles import Bytes, Hashes, Offsets, Texts, shingle
 from refit.spec import Dedup
 
 Index = NDArray[np.int64]
+
+BANDS_AT_ONCE = 4
+"""A band at work takes some fifty bytes a text: not one a core, where there are many."""
 
 
 @dataclass(frozen=True)
@@ -63,63 +65,79 @@ class Matches:
     sets: Sets
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """The texts that share a band's key with another: by band as `_bucket` gives them, and all of them, rising."""
+
+    sizes: Index
+    buckets: list[tuple[Index, Index]]
+    texts: Index
+
+
 def clusters(parts: Iterable[Texts], settings: Dedup) -> Clusters:
     """Texts, numbered on through all parts, connected by pairs whose similarity is at least the threshold.
 
     `parts` is gone through twice, one part at a time: it may read each anew.
     """
-    index = _Index(parts, settings)
-    root = np.arange(index.count, dtype=np.int64)
-    tried = verified = 0
-    for order, edges in index.buckets:
-        more_tried, more_verified = _link(
-            order, edges, index.sets.grams, index.sets.start, index.sets.size, settings.threshold, root
-        )
-        tried, verified = tried + more_tried, verified + more_verified
-    for text in range(len(root)):
-        root[text] = root[root[text]]  # links point downwards, so one pass from below finds every root
-    return Clusters(root, tried, verified, index.sets)
+    shared = _share(_signed(parts, settings))  # the keys are let go here
+    return _linked(shared, _sets(_those(parts, shared.texts), shared, settings.ngram), settings.threshold)
+
+
+def clusters_of(given: Signed, texts: Callable[[Index], Iterable[Texts]], settings: Dedup) -> Clusters:
+    """As `clusters`, of texts that are signed: `texts` gives those of some rising numbers, in parts, and is asked once.
+
+    It is asked for those alone that share a band's key with another.
+    """
+    shared = _share(given)
+    parts = ((part, np.arange(len(part))) for part in texts(shared.texts))
+    return _linked(shared, _sets(parts, shared, settings.ngram), settings.threshold)
 
 
 def matches(parts: Iterable[Texts], rank: NDArray[np.int64], settings: Dedup) -> Matches:
     """For each text a text of a higher rank that it is near to. `parts` as in `clusters`."""
-    index = _Index(parts, settings)
+    shared = _share(_signed(parts, settings))
+    sets = _sets(_those(parts, shared.texts), shared, settings.ngram)
     found = np.full(len(rank), -1, np.int64)
-    for order, edges in index.buckets:
-        _match(
-            order, edges, index.sets.grams, index.sets.start, index.sets.size, settings.threshold, rank, found
-        )  # fmt: skip
-    return Matches(found, index.sets)
+    for order, edges in shared.buckets:
+        _match(order, edges, sets.grams, sets.start, sets.size, settings.threshold, rank, found)
+    return Matches(found, sets)
 
 
-class _Index:
-    """The texts that share a band's key with another, by band, and the sets of n-grams of all of them."""
-
-    def __init__(self, parts: Iterable[Texts], settings: Dedup) -> None:
-        keys: list[Hashes] = []
-        sizes: list[Index] = []
-        for texts in parts:
-            keys.append(np.zeros((settings.bands, len(texts)), np.uint64))
-            sizes.append(np.zeros(len(texts), np.int64))
-            band_keys(texts, settings.ngram, settings.rows, settings.seed, keys[-1], sizes[-1])
-        size = np.concatenate([np.zeros(0, np.int64), *sizes])
-        self.count = len(size)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            self.buckets = list(pool.map(partial(_bucket, keys, sizes=size), range(settings.bands)))
-        del keys
-        shared = np.zeros(self.count, bool)
-        for order, _ in self.buckets:
-            shared[order] = True
-        wanted = np.flatnonzero(shared)
-        self.sets = _sets(parts, wanted, size[wanted] + settings.ngram, self.count, settings.ngram)
+def _signed(parts: Iterable[Texts], chosen: Dedup) -> Signed:
+    return signed(parts, ngram=chosen.ngram, bands=chosen.bands, rows=chosen.rows, seed=chosen.seed)
 
 
-def _bucket(keys: Sequence[Hashes], number: int, sizes: Index) -> tuple[Index, Index]:
+def _share(given: Signed) -> _Shared:
+    """Find the texts that share a band's key with another."""
+
+    def bucket(number: int) -> tuple[Index, Index]:
+        return _bucket(given.band(number), given.sizes)
+
+    with ThreadPoolExecutor(min(BANDS_AT_ONCE, len(os.sched_getaffinity(0)))) as pool:
+        buckets = list(pool.map(bucket, range(given.bands)))
+    shared = np.zeros(len(given.sizes), bool)
+    for order, _ in buckets:
+        shared[order] = True
+    return _Shared(given.sizes, buckets, np.flatnonzero(shared))
+
+
+def _linked(shared: _Shared, sets: Sets, threshold: float) -> Clusters:
+    """Verify the candidates, and connect them."""
+    root = np.arange(len(shared.sizes), dtype=np.int64)
+    tried = verified = 0
+    for order, edges in shared.buckets:
+        more_tried, more_verified = _link(order, edges, sets.grams, sets.start, sets.size, threshold, root)
+        tried, verified = tried + more_tried, verified + more_verified
+    for text in range(len(root)):
+        root[text] = root[root[text]]  # links point downwards, so one pass from below finds every root
+    return Clusters(root, tried, verified, sets)
+
+
+def _bucket(band: Hashes, sizes: Index) -> tuple[Index, Index]:
     """Texts whose key another has, those of one key side by side, and (first, last) of each such run.
 
     Few keys occur twice: a bitmap finds those that may, so that only they are sorted.
     """
-    band = np.concatenate([np.zeros(0, np.uint64), *(part[number] for part in keys)])
     bits = max(16, len(band).bit_length() + 6)
     once, twice = (np.zeros(1 << (bits - 6), np.uint64) for _ in range(2))
     again = np.zeros(len(band), np.bool_)
@@ -139,39 +157,53 @@ def _bucket(keys: Sequence[Hashes], number: int, sizes: Index) -> tuple[Index, I
     return found[np.lexsort((found, np.repeat(np.arange(len(length)), length)))], edges
 
 
-def _sets(parts: Iterable[Texts], wanted: Index, rooms: Index, count: int, ngram: int) -> Sets:
-    """The sets of the wanted ones of `count` texts, whose numbers rise; `rooms` bounds the words of each."""
-    start, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    start[wanted] = np.cumsum(rooms) - rooms
-    grams = np.empty(int(rooms.sum()), np.uint64)
+def _those(parts: Iterable[Texts], wanted: Index) -> Iterator[tuple[Texts, Index]]:
+    """Each part, with the numbers that those of the wanted texts have in it which it holds; `wanted` rises."""
     first = 0
     for texts in parts if len(wanted) else ():
         last = first + len(texts)
-        own = wanted[slice(*np.searchsorted(wanted, (first, last)))] - first
+        yield texts, wanted[slice(*np.searchsorted(wanted, (first, last)))] - first
+        first = last
+
+
+def _sets(parts: Iterable[tuple[Texts, Index]], shared: _Shared, ngram: int) -> Sets:
+    """The sets of the shared texts: of each part those of the given numbers in it, which together are all of them."""
+    rooms = shared.sizes[shared.texts] + ngram  # bounds the words of each
+    start, size = np.cumsum(rooms) - rooms, np.zeros(len(rooms), np.int64)
+    grams = np.empty(int(rooms.sum()), np.uint64)
+    first = 0
+    for texts, own in parts:
+        last = first + len(own)
         _fill_in_parts(texts, own, ngram, Sets(grams, start[first:last], size[first:last]))
         first = last
-    return Sets(grams, start, size)
+    found = Sets(grams, np.zeros(len(shared.sizes), np.int64), np.zeros(len(shared.sizes), np.int64))
+    found.start[shared.texts], found.size[shared.texts] = start, size
+    return found
 
 
 def _fill_in_parts(texts: Texts, wanted: Index, n: int, sets: Sets) -> None:
-    in_parts(
-        lambda first, last: _fill(texts.data, texts.offsets, wanted[first:last], n, sets.grams, sets.start, sets.size),
-        len(wanted),
-    )
+    """Fill set i with text wanted[i]."""
+
+    def fill(first: int, last: int) -> None:
+        own = slice(first, last)
+        _fill(texts.data, texts.offsets, wanted[own], n, sets.grams, sets.start[own], sets.size[own])
+
+    in_parts(fill, len(wanted))
 
 
 @kernel
 def _fill(data: Bytes, offsets: Offsets, wanted: Index, n: int, grams: Hashes, start: Index, size: Index) -> None:
-    for text in wanted:
-        place = grams[start[text] :]
+    for at in range(len(wanted)):
+        text = wanted[at]
+        place = grams[start[at] :]
         count = shingle(data, offsets[text], offsets[text + 1], n, place)
         sort_hashes(place, count)
         unique = 0
-        for at in range(count):
-            if at == 0 or place[at] != place[at - 1]:
-                place[unique] = place[at]
+        for gram in range(count):
+            if gram == 0 or place[gram] != place[gram - 1]:
+                place[unique] = place[gram]
                 unique += 1
-        size[text] = unique
+        size[at] = unique
 
 
 @kernel

@@ -5,6 +5,9 @@ A signature estimates the Jaccard similarity of two sets of n-grams: the share o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +15,30 @@ from corpus.jit import in_parts, kernel
 from corpus.shingles import FACTOR, Bytes, Hashes, Offsets, Texts, mix64, shingle
 
 Factors = NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Signed:
+    """What candidates among some texts are found by: how many n-grams each has, and their keys, a band at a time."""
+
+    bands: int
+    sizes: NDArray[np.int64]
+    band: Callable[[int], Hashes]
+
+
+def signed(parts: Iterable[Texts], *, ngram: int, bands: int, rows: int, seed: int) -> Signed:
+    """The signatures of texts, numbered on through all parts; all keys are held. Arguments as of `band_keys`."""
+    keys: list[Hashes] = []
+    sizes = [np.zeros(0, np.int64)]
+    for texts in parts:
+        keys.append(np.zeros((bands, len(texts)), np.uint64))
+        sizes.append(np.zeros(len(texts), np.int64))
+        band_keys(texts, ngram, rows, seed, keys[-1], sizes[-1])
+
+    def band(number: int) -> Hashes:
+        return np.concatenate([np.zeros(0, np.uint64), *(part[number] for part in keys)])
+
+    return Signed(bands, np.concatenate(sizes), band)
 
 
 def permutations(count: int, seed: int) -> tuple[Factors, Factors]:

@@ -1,6 +1,7 @@
-"""The data stage as one job: seven phases, each answered from its folder where nothing that decides it has changed.
+"""The data stage as one job: eight phases, each answered from its folder where nothing that decides it has changed.
 
     ingest → clean → tokenize            in shards: on every core, on as many machines as there are
+           → sign                        in shards too, on every core; needs what all shards of a source share
            → dedup → split → mix → pack  over all of them, a shard in memory at a time
 
 What it does not do: choose the sources or the weights (the spec does), ask a model anything, start anything else.
@@ -9,7 +10,7 @@ What it does not do: choose the sources or the weights (the spec does), ask a mo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from corpus import door, rules, settings, sharded, sources, summary
 from corpus.quarantine import check_ratio, check_sources
 from corpus.settings import CleanSettings, IngestSettings
 from corpus.sharded import Made, Shard
-from corpus.task import QUARANTINE, Report, silent
+from corpus.task import LINES, QUARANTINE, Report, form_file, silent
 from corpus.walk import Done, Input, Phase, Walk, manifest_uri
 from refit import files, fingerprint, pipeline
 from refit.errors import BadInput, BadSpec
@@ -45,19 +46,20 @@ def _shared(chosen: Any) -> list[str]:
     return ["refit.chat", "refit.packed"]
 
 
-INGEST, CLEAN, TOKENIZE, DEDUP, SPLIT, MIX, PACK = PHASES = (
+INGEST, CLEAN, TOKENIZE, SIGN, DEDUP, SPLIT, MIX, PACK = PHASES = (
     Phase(
         name="ingest", settings=settings.ingest, of_source=IngestSettings.of_source,
         libraries=("pyarrow", "xxhash", "charset-normalizer"),
     ),
     Phase(
         name="clean", settings=settings.clean, libraries=("pyarrow", "numpy", "xxhash"), modules=_modules_of_rules,
-        more_libraries=_libraries_of_rules,
+        more_libraries=_libraries_of_rules, merges=LINES,
     ),
     Phase(
         name="tokenize", settings=settings.tokenize, modules=_shared,
         libraries=("pyarrow", "numpy", "tokenizers", "gigatoken", "jinja2"),
     ),
+    Phase(name="sign", settings=settings.sign, libraries=("pyarrow", "numpy")),
     Phase(name="dedup", settings=settings.dedup, libraries=("pyarrow", "numpy")),
     Phase(name="split", settings=settings.split, libraries=("pyarrow", "numpy", "charset-normalizer")),
     Phase(name="mix", settings=settings.mix, libraries=("pyarrow", "numpy")),
@@ -73,8 +75,9 @@ DOORS = {
     )
     for phase in (CLEAN, DEDUP, SPLIT)
 }  # fmt: skip
-IN_SHARDS = (INGEST, CLEAN, TOKENIZE)
-_BEFORE = {"clean": INGEST, "tokenize": CLEAN}
+IN_SHARDS = (INGEST, CLEAN, TOKENIZE, SIGN)
+SHARED_OUT = (INGEST, CLEAN, TOKENIZE)
+_BEFORE = {"clean": INGEST, "tokenize": CLEAN, "sign": CLEAN}
 NAMES = tuple(phase.name for phase in PHASES)
 
 
@@ -114,21 +117,23 @@ def prepare(run: JobRun) -> Manifest:
 def share(run: JobRun) -> Manifest:
     """Make this machine's share of the shards, for a later `prepare` to find; options: `share` of `shares`, from 0.
 
+    Not those of `sign`: only all shards of a source tell its form, and a share has but some. `prepare` makes them.
+
     Raises:
         BadInput: a source or base model is not there or empty; a rule is not known.
     """
     spec, options = run.spec, run.job.options
     check(spec, str(options.get("where", spec.name)))
     walk = walk_of(run)
-    every = list(sources.shards(spec, heard=lambda: run.progress(INGEST.name, 0, len(IN_SHARDS))))
+    every = list(sources.shards(spec, heard=lambda: run.progress(INGEST.name, 0, len(SHARED_OUT))))
     shards = every[int(options["share"]) :: int(options["shares"])]
     made: dict[str, list[Made]] = {}
-    for number, phase in enumerate(IN_SHARDS):
+    for number, phase in enumerate(SHARED_OUT):
         if before := _BEFORE.get(phase.name):
-            shards = after(walk, before, made[before.name], phase)
-        sharded.make(walk, phase, shards, _reporter(run, number, phase, len(IN_SHARDS)))
+            shards = after(walk, before, made[before.name], beside(walk, phase, {}))
+        sharded.make(walk, phase, shards, _reporter(run, number, phase, len(SHARED_OUT)))
         made[phase.name] = sharded.made(walk, phase, shards)
-    last = made[IN_SHARDS[-1].name]
+    last = made[SHARED_OUT[-1].name]
     return Manifest(
         kind="share", fingerprint=fingerprint.digest([one.digest for one in last])[:32],
         facts={"shards": len(last), "records": sum(one.records for one in last)},
@@ -159,14 +164,28 @@ def check(spec: Pipeline, where: str) -> None:
         raise BadInput("\n".join(faults))
 
 
-def after(walk: Walk, before: Phase, made: Sequence[Made], phase: Phase) -> list[Shard]:
-    """The shards of `phase`, one for each that `before` made."""
-    more = {"tokenizer": tokenizer(walk.spec.train.base)} if phase is TOKENIZE else sources.score_model(walk.spec)
+def after(walk: Walk, before: Phase, made: Sequence[Made], more: Callable[[str], Mapping[str, Input]]) -> list[Shard]:
+    """The shards of a phase, one for each that `before` made; `more` gives what a source's read beside records."""
     shards = []
     for one in made:
         records = Input(one.digest, partial(walk.store.local, sharded.place(walk, before, one.name)))
-        shards.append(Shard(source=one.source, size=one.size, inputs={"records": records, **more}))
+        shards.append(Shard(source=one.source, size=one.size, inputs={"records": records, **more(one.source)}))
     return shards
+
+
+def beside(walk: Walk, phase: Phase, done: Mapping[str, Done]) -> Callable[[str], Mapping[str, Input]]:
+    """What the shards of a source read in a phase beside its records; `done` are the phases before."""
+    if phase is SIGN:
+        return lambda source: {"form": form(walk.store, done[CLEAN.name], source)}
+    more = {"tokenizer": tokenizer(walk.spec.train.base)} if phase is TOKENIZE else sources.score_model(walk.spec)
+    return lambda _: more
+
+
+def form(store: Store, clean: Done, source: str) -> Input:
+    """The lines that a source's texts share. Clean's manifest has the digest: nothing is read to see that it stayed."""
+    path = form_file(source, "said")
+    digest = next(file.sha256 for file in clean.manifest.files if file.path == path)
+    return Input(digest, partial(store.local, join(clean.uri, path)))
 
 
 def _reporter(run: JobRun, number: int, phase: Phase, of: int) -> Report:
@@ -216,7 +235,7 @@ class Course:
             return
         phase = next(one for one in PHASES if one.name == name)
         role = "records" if phase is CLEAN else "rows"
-        shards = self._folders(DEDUP) if phase is CLEAN else {}
+        shards = self._folders({"records": CLEAN} if phase is CLEAN else {})
         inputs = {role: self._input(phase)}
         passed = self.walk.find(asking, inputs)
         # One that was not passed is asked again: what failed may have been the asking.
@@ -235,7 +254,7 @@ class Course:
     def _whole(self, phase: Phase, report: Report) -> None:
         inputs = self._inputs(phase)
         if self.only in (None, phase.name):
-            self.done[phase.name] = self.walk.run(phase, inputs, report, self._history(), self._folders(phase))
+            self.done[phase.name] = self.walk.run(phase, inputs, report, self._history(), self._parts(phase))
         else:
             self.done[phase.name] = self.walk.find(phase, inputs) or self._missing(phase)
 
@@ -252,11 +271,13 @@ class Course:
         before = _BEFORE.get(phase.name)
         if before is None:
             return list(sources.shards(self.walk.spec, heard=lambda: self.run.progress(phase.name, 0, len(PHASES))))
-        return after(self.walk, before, self.made[before.name], phase)
+        return after(self.walk, before, self.made[before.name], beside(self.walk, phase, self.done))
 
     def _inputs(self, phase: Phase) -> dict[str, Input]:
         inputs = {"records": self._input(CLEAN)}
-        if phase is not DEDUP:
+        if phase is DEDUP:
+            inputs["signatures"] = self._input(SIGN)
+        else:
             inputs["rows"] = self._input(PHASES[PHASES.index(phase) - 1])
         if phase is SPLIT:
             inputs |= sources.evaluations(self.walk.spec)
@@ -275,11 +296,16 @@ class Course:
         # By what the shards hold: their names change with the code that made them.
         return Input(fingerprint.digest([one.digest for one in self.made[phase.name]]), found.fetch)
 
-    def _folders(self, phase: Phase) -> dict[str, Callable[[], Sequence[Path]]]:
+    def _parts(self, phase: Phase) -> dict[str, Callable[[], Sequence[Path]]]:
         """The inputs of a phase that are in shards."""
         wanted = {} if phase is MIX else {"records": CLEAN}
+        if phase is DEDUP:
+            wanted["signatures"] = SIGN
         if phase is PACK:
             wanted["tokens"] = TOKENIZE
+        return self._folders(wanted)
+
+    def _folders(self, wanted: Mapping[str, Phase]) -> dict[str, Callable[[], Sequence[Path]]]:
         return {role: partial(sharded.folders, self.walk, of, self.made[of.name]) for role, of in wanted.items()}
 
 

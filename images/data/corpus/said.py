@@ -1,4 +1,4 @@
-"""What records say, normalised, beside each shard's records: clean writes it, dedup and split compare by it.
+"""What records say, normalised, beside each shard's records: clean writes it, sign, dedup and split compare by it.
 
     texts.parquet   of every record: what is asked and the last answer as `text.lines` gives them, a key of each (two
                     texts with one key are exact duplicates), whether it is a plain text, how long it was as it came,
@@ -6,16 +6,18 @@
     lines.parquet   the lines that many of a shard's texts have, with how many; the empty line stands for all of them
 
 An instruction that stands before every example would make any two of them near duplicates: a line that many texts of
-a source share is its form, and is left out where texts are compared.
+a source share is its form, and is left out where texts are compared. Only all shards of a source tell it: it is in
+clean's own folder, `forms/<kind>/<source>.json`.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +28,13 @@ from numpy.typing import NDArray
 
 from corpus import record, text
 from corpus.shingles import Texts
-from corpus.task import TEXTS
+from corpus.task import LINES, SHARDS, TEXTS, form_file
+from refit import files
 
 Kind = Literal["said", "asked"]
 """Everything that was said, or only what is asked: all but the last answer."""
 Index = NDArray[np.int64]
 
-LINES = "lines.parquet"
 KEY = pa.binary(16)
 SCHEMA = pa.schema(
     [
@@ -129,14 +131,27 @@ def keys(shard: Path, kind: Kind) -> NDArray[np.uint64]:
     return np.concatenate([np.zeros((0, 2), np.uint64), *parts])
 
 
-def forms(shards: Sequence[Path], kind: Kind) -> list[frozenset[str]]:
-    """Of each shard the lines that are its source's form."""
-    told = [pq.read_table(shard / LINES).filter(pc.field("kind") == kind).to_pylist() for shard in shards]
-    counts: dict[str, Counter[str]] = {}
-    for row in (row for rows in told for row in rows):
-        counts.setdefault(row["source"], Counter())[row["line"]] += row["count"]
-    found = {source: text.form(count, total=count.pop("", 0)) for source, count in counts.items()}
-    return [found[rows[0]["source"]] for rows in told]
+def write_forms(lines: Mapping[str, Sequence[Path]], folder: Path) -> None:
+    """Write the form of each source, of what its shards tell; `lines` has their files."""
+    for source, paths in lines.items():
+        counts: dict[Kind, Counter[str]] = {kind: Counter() for kind in get_args(Kind)}
+        for row in (row for path in paths for row in pq.read_table(path).to_pylist()):
+            counts[row["kind"]][row["line"]] += row["count"]
+        for kind, count in counts.items():
+            found = sorted(text.form(count, total=count.pop("", 0)))
+            files.write(folder / form_file(source, kind), json.dumps(found, ensure_ascii=False).encode())
+
+
+def read_form(path: Path) -> frozenset[str]:
+    """The form of a source."""
+    return frozenset(json.loads(path.read_bytes()))
+
+
+def forms(clean: Path, kind: Kind) -> list[frozenset[str]]:
+    """Of each shard of clean, whose own folder is given, the lines that are its source's form."""
+    of = [shard["source"] for shard in json.loads((clean / SHARDS).read_bytes())]
+    found = {source: read_form(clean / form_file(source, kind)) for source in set(of)}
+    return [found[source] for source in of]
 
 
 @dataclass(frozen=True)

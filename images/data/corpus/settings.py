@@ -48,6 +48,15 @@ class CleanSettings(Settings):
     score: ScoreLimits
 
 
+class SignSettings(Settings):
+    """What a signature is made of: what decides `dedup` further, as its threshold, makes none anew."""
+
+    ngram: int
+    bands: int
+    rows: int
+    seed: int
+
+
 class DedupSettings(Settings):
     """What counts as the same text."""
 
@@ -119,6 +128,12 @@ def ingest(spec: Pipeline) -> IngestSettings:
 def clean(spec: Pipeline) -> CleanSettings:
     """The settings of `clean`."""
     return CleanSettings(rules=spec.data.rules, score=spec.data.score.limits)
+
+
+def sign(spec: Pipeline) -> SignSettings:
+    """The settings of `sign`."""
+    found = spec.data.dedup
+    return SignSettings(ngram=found.ngram, bands=found.bands, rows=found.rows, seed=found.seed)
 
 
 def dedup(spec: Pipeline) -> DedupSettings:

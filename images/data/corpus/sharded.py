@@ -25,14 +25,13 @@ from typing import Any
 from corpus import quarantine
 from corpus.settings import Settings
 from corpus.span import Span
-from corpus.task import QUARANTINE, Facts, Report, Task, silent
+from corpus.task import QUARANTINE, SHARDS, Facts, Report, Task, silent
 from corpus.walk import AT_ONCE, Done, Input, Phase, Walk
 from refit import fingerprint, log
 from refit.errors import Infrastructure
 from refit.manifest import Manifest
 from refit.store import join, store_for
 
-SHARDS = "shards.json"
 KIND = "shard"
 # Less than this is done before another process has started.
 WORTH_A_PROCESS = 4 << 20
@@ -88,9 +87,9 @@ def run(
 
         def write(folder: Path) -> Facts:
             (folder / SHARDS).write_text(json.dumps([vars(one) for one in finished], indent=1), encoding="utf-8")
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                bad = list(pool.map(walk.store.local, [join(uri, QUARANTINE) for uri in addresses]))
-            quarantine.merge(bad, folder / QUARANTINE)
+            quarantine.merge(_fetched(walk, addresses, QUARANTINE), folder / QUARANTINE)
+            if phase.merges:
+                _merge(phase, shards, _fetched(walk, addresses, phase.merges), folder)
             return {**_told(manifests), "shards": len(shards), "shards_made": len(shards) - there}
 
         uri, manifest = walk.commit(phase, _names(addresses), write, history, started)
@@ -235,6 +234,20 @@ def _order(walk: Walk, phase: Phase, shard: Shard, uri: str) -> _Order:
         digests={role: one.digest for role, one in shard.inputs.items()},
         paths={role: one.fetch() for role, one in shard.inputs.items()},
     )  # fmt: skip
+
+
+def _fetched(walk: Walk, addresses: Sequence[str], name: str) -> list[Path]:
+    """A file of every shard, on this machine."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(walk.store.local, [join(uri, name) for uri in addresses]))
+
+
+def _merge(phase: Phase, shards: Sequence[Shard], paths: Sequence[Path], folder: Path) -> None:
+    """Let the phase's module write what only all shards of a source tell."""
+    of: dict[str, list[Path]] = {}
+    for shard, path in zip(shards, paths, strict=True):
+        of.setdefault(shard.source, []).append(path)
+    importlib.import_module(f"corpus.{phase.name}").merge(of, folder)
 
 
 def _names(addresses: Sequence[str]) -> dict[str, Input]:

@@ -1,4 +1,4 @@
-"""Phase 4, split and decontaminate: who is trained on, watched and held out; and nothing is on two sides.
+"""Phase 6, split and decontaminate: who is trained on, watched and held out; and nothing is on two sides.
 
 The side follows from a hash of the session, or of what is asked where there is no session: a record keeps its side
 when data grows, and people's sessions are never cut in two. Then whatever is asked of training that is the same as, or
@@ -42,7 +42,7 @@ def run(task: Task) -> Facts:
     sides = _sides(table, _asked(shards, here), settings)
     table = table.append_column("split", pa.array(sides, pa.string()).dictionary_encode())
     task.progress(table.num_rows // 3, table.num_rows)
-    form, places = said.forms(shards, "asked"), table.select(["shard", "row"])
+    form, places = said.forms(task.inputs["records"], "asked"), table.select(["shard", "row"])
 
     def texts(left: Index) -> said.Chosen:
         return said.Chosen(shards, rows.by_shard(places.take(pa.array(left)), len(shards)), form, "asked")

@@ -17,12 +17,19 @@ from corpus.span import Span
 Facts = dict[str, Any]
 Report = Callable[[int, int], None]
 
+SHARDS = "shards.json"
 RECORDS = "records.parquet"
 TEXTS = "texts.parquet"
+LINES = "lines.parquet"
 QUARANTINE = "quarantine.parquet"
 REMOVED = "removed.parquet"
 EVALUATION = "evaluation"
 """What the roles of the evaluation sets among the inputs begin with."""
+
+
+def form_file(source: str, kind: str) -> str:
+    """Where clean's own folder has the lines that a source's texts of a kind share (`corpus.said`)."""
+    return f"forms/{kind}/{source}.json"
 
 
 def silent(done: int, total: int) -> None:

@@ -40,6 +40,7 @@ class Phase:
     `modules` names code that shapes the output and is not imported from the package by that module; `libraries` are
     packages of which another version may give other bytes, `more_libraries` those that only some settings use.
     A phase in shards (`corpus.sharded`) sees one source at a time: `of_source` is what its settings come to for one.
+    `merges` names a file of every shard; the module's `merge` writes of a source's files what they tell together.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Phase:
     modules: Callable[[Any], list[str]] | None = None
     more_libraries: Callable[[Any], list[str]] | None = None
     of_source: Callable[[Any, str], Any] | None = None
+    merges: str | None = None
     kind: str = "records"
 
     def settings_of(self, spec: Pipeline, source: str) -> Settings:
