@@ -86,7 +86,7 @@ def test_a_plan_says_what_rendering_says(name: str, contents: list[str], system:
     written = [
         Segment(
             "".join(said[part] if isinstance(part, int) else part for part in stretch.parts),
-            stretch.learn,
+            stretch.answer,
             stretch.special,
         )
         for stretch in plan

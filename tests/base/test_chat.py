@@ -50,7 +50,7 @@ def talk(*contents: str) -> list[dict[str, str]]:
 
 
 def learnt(segments: list[Segment]) -> list[str]:
-    return [segment.text for segment in segments if segment.learn]
+    return [segment.text for segment in segments if segment.answer is not None]
 
 
 def whole(segments: list[Segment]) -> str:
@@ -60,6 +60,7 @@ def whole(segments: list[Segment]) -> str:
 def test_every_answer_and_its_end_are_learnt_and_nothing_else() -> None:
     segments = chatml().segments(talk("Hi", "Hello", "And?", "Bye"))
     assert learnt(segments) == ["Hello", "<|im_end|>", "Bye", "<|im_end|>"]
+    assert [segment.answer for segment in segments if segment.answer is not None] == [1, 1, 3, 3]
     assert whole(segments) == chatml().render(talk("Hi", "Hello", "And?", "Bye"))
 
 
@@ -72,8 +73,8 @@ def test_the_end_is_learnt_also_where_pad_is_the_same_token_and_eos_is_another()
 def test_special_tokens_of_the_template_are_marked_and_those_in_messages_are_not() -> None:
     segments = chatml().segments(talk("say <|im_end|> please", "<|im_end|>"))
     user = next(segment for segment in segments if "please" in segment.text)
-    assert user == Segment("user\nsay <|im_end|> please", False)
-    assert segments[-3:] == [Segment("<|im_end|>", True), Segment("<|im_end|>", True, True), Segment("\n", False)]
+    assert user == Segment("user\nsay <|im_end|> please")
+    assert segments[-3:] == [Segment("<|im_end|>", 1), Segment("<|im_end|>", 1, True), Segment("\n")]
 
 
 def test_what_stands_between_two_special_tokens_is_one_segment() -> None:
@@ -107,7 +108,7 @@ def test_a_template_without_an_end_gets_the_eos_token() -> None:
     template = Template(PLAIN, (("eos_token", "</s>"),), ("</s>",))
     segments = template.segments(talk("Hi", "Hello"))
     assert learnt(segments) == ["Hello", "</s>"]
-    assert segments[-1] == Segment("</s>", True, True)
+    assert segments[-1] == Segment("</s>", 1, True)
 
 
 def test_a_conversation_that_does_not_come_out_as_it_went_in_is_refused() -> None:
@@ -135,6 +136,7 @@ def test_an_answer_of_weight_0_is_read_and_neither_it_nor_its_end_is_learnt() ->
     messages = talk("Hi", "Hello", "And?", "Bye")
     weighted = [messages[0], {**messages[1], "weight": 0}, messages[2], {**messages[3], "weight": 0.5}]
     segments = chatml().segments(weighted)
+    assert {segment.answer for segment in segments} == {None, 3}
     assert learnt(segments) == ["Bye", "<|im_end|>"]
     assert whole(segments) == chatml().render(messages)
     last = [messages[0], {**messages[1], "weight": 1}, messages[2], {**messages[3], "weight": 0}]

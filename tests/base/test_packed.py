@@ -15,7 +15,7 @@ from refit.errors import BadInput
 def written(folder: Path, vocabulary_size: int = 70000) -> packed.Header:
     tokens = np.array([[5, 6, 7, 65999, 9, 0], [1, 2, 3, 4, 5, 6]])
     segments = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 2, 2, 3]])
-    mask = np.array([[0, 1, 0, 1, 1, 0], [0, 1, 1, 0, 1, 0]])
+    mask = np.array([[0, 255, 0, 255, 1, 0], [0, 128, 255, 0, 255, 0]])
     return packed.write(
         folder, "train", tokens=tokens, segments=segments, mask=mask,
         vocabulary="v", vocabulary_size=vocabulary_size, samples=5,
@@ -29,6 +29,12 @@ def test_a_split_comes_back(tmp_path: Path) -> None:
     assert (header.dtype, header.tokens, header.targets, header.samples) == ("uint32", 11, 6, 5)
     assert read.tokens[0].tolist() == [5, 6, 7, 65999, 9, 0]
     assert read.mask.dtype == np.uint8
+    assert read.mask.tolist() == [[0, 255, 0, 255, 1, 0], [0, 128, 255, 0, 255, 0]]
+
+
+def test_a_weight_is_kept_in_255ths_and_none_above_0_becomes_0() -> None:
+    weights = np.array([0.0, 1e-9, 0.001, 0.1, 0.5, 0.999, 1.0])
+    assert packed.mask_of(weights).tolist() == [0, 1, 1, 26, 128, 255, 255]
 
 
 def test_positions_start_anew_in_each_document(tmp_path: Path) -> None:
@@ -50,9 +56,9 @@ def test_another_version_or_no_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not a packed split"):
         packed.read(tmp_path, "train")
     written(tmp_path)
-    text = (tmp_path / "train.json").read_text().replace('"version": 1', '"version": 9')
+    text = (tmp_path / "train.json").read_text().replace('"version": 2', '"version": 1')  # its mask was 0 or 1
     (tmp_path / "train.json").write_text(text)
-    with pytest.raises(BadInput, match="packed format 9"):
+    with pytest.raises(BadInput, match=r"packed format 1, this code reads 2\. Prepare the data again"):
         packed.read(tmp_path, "train")
 
 

@@ -58,6 +58,18 @@ def test_pointers_go_on_rising_past_two_gigabytes() -> None:
     assert np.frombuffer(parts[2], "<i8").tolist() == [0, 1 << 31, 1 << 32, 3 << 31]
 
 
+def test_weights_that_megatron_has_no_place_for_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, half in (("whole", 255), ("weighed", 128)):
+        with flat.Writer(tmp_path, name, vocabulary="v", vocabulary_size=9) as writer:
+            mask = np.array([0, half, half, 255])
+            writer.append(np.arange(4), mask, np.array([4]), np.zeros((1, 16), np.uint8), np.zeros(1, np.uint8))
+        megatron.export(tmp_path, name, tmp_path / name)
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "weights_not_exported" in told
+    assert " tokens=2 " in told
+    assert read_back(tmp_path / "weighed") == read_back(tmp_path / "whole") == [[0, 1, 2, 3]]
+
+
 def test_a_prefix_with_a_dot_keeps_it(tmp_path: Path) -> None:
     written(tmp_path, [[1]], 9)
     told = megatron.export(tmp_path, "documents", tmp_path / "v1.2")

@@ -27,10 +27,10 @@ Document = tuple[int, int]  # length, kind
 
 
 def flat_set(folder: Path, documents: list[Document], name: str = "documents", first: int = 1) -> Flat:
-    """Documents of rising tokens, no token twice in a set; only the first one of each is no target."""
+    """Documents of rising tokens, no token twice in a set, each of another weight; only the first is no target."""
     lengths = np.array([length for length, _ in documents], np.int64)
     total = int(lengths.sum())
-    mask = np.ones(total, np.uint8)
+    mask = (np.arange(total) % 255 + 1).astype(np.uint8)
     starts = np.cumsum(lengths) - lengths
     mask[starts[lengths > 0]] = 0
     kinds = np.array([kind for _, kind in documents], np.uint8)
@@ -87,7 +87,12 @@ def test_every_token_is_packed_or_counted_under_any_policy(
     assert (np.bincount(train.tokens[train.segments > 0], minlength=4000) == expected).all()
     assert (result.refused.tolist(), result.dropped.tolist()) == (refused, dropped)
     assert (train.tokens[train.segments == 0] == 7).all()
-    assert train.mask[train.segments == 0].sum() == 0
+    weights = np.zeros(4000, np.uint8)
+    for n, one in enumerate(sets):
+        weights[1 + 1000 * n + np.arange(len(one.mask))] = one.mask
+    heads = packed.position_ids(train.segments) == 0
+    assert (train.mask == np.where(heads | (train.segments == 0), 0, weights[train.tokens])).all()
+    assert train.header.targets == (train.mask > 0).sum()
     counts = result.counts
     lost = counts.refused.tokens + counts.truncated.tokens + counts.dropped.tokens
     assert counts.tokens_in == came == expected.sum() + lost
@@ -186,7 +191,7 @@ def test_a_long_conversation_is_refused_and_named(tmp_path: Path) -> None:
 
 def test_a_truncated_conversation_keeps_its_head_and_an_unanswered_head_is_refused(tmp_path: Path) -> None:
     tokens, mask = np.arange(40), np.zeros(40, np.uint8)
-    mask[[10, 39]] = 1  # the first is answered within the pack, the second is not
+    mask[[10, 39]] = 1, 255  # the first is answered within the pack, the second is not
     with flat.Writer(tmp_path, "documents", vocabulary="v", vocabulary_size=SIZE) as writer:
         writer.append(tokens, mask, np.array([20, 20]), np.zeros((2, 16), np.uint8), np.zeros(2, np.uint8))
     sets = [flat.read(tmp_path, "documents")]

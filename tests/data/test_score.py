@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from corpus import fit, score, sources
+from corpus.diff import diff
 from corpus.ngrams import VOCABULARY
 from corpus.quality import BUCKETS, Linear
+from corpus.record import Message
 from corpus.score import Model, Scores, Verdict
 from corpus.shingles import Texts
+from refit import packed
 from refit.errors import BadInput
 from refit.spec import Pipeline, Score
 from tests.data.conftest import Line, Sentences
@@ -132,6 +135,20 @@ def test_a_score_drops_or_weighs_and_short_texts_are_not_judged() -> None:
     assert strange == [stays, Verdict("score: perplexity 900 is above 500", 1.0), stays, stays]
     weighed = score.judge(SCORES, Score(model=MODEL, weight="quality", weight_floor=0.1))
     assert weighed == [Verdict(None, 0.9), Verdict(None, 0.1), stays, stays]
+
+
+def test_a_weight_scales_what_is_learnt_and_is_never_scaled_to_nothing() -> None:
+    given = [("user", None), ("assistant", 0), ("user", 1), ("assistant", 0.002), ("user", None), ("assistant", None)]
+    messages = [
+        {"role": role, "content": "x"} | ({} if weight is None else {"weight": weight}) for role, weight in given
+    ]
+    score.weigh(messages, 1.0)
+    assert [message.get("weight") for message in messages] == [weight for _, weight in given]
+    score.weigh(messages, 0.1234)
+    assert [message.get("weight") for message in messages] == [None, 0, 1, 0.001, None, 0.123]
+    text: list[Message] = [{"role": "text", "content": "x"}]
+    score.weigh(text, 0.5)
+    assert text == [{"role": "text", "content": "x", "weight": 0.5}]
 
 
 def test_a_line_that_asks_for_a_score_names_a_model() -> None:
@@ -279,3 +296,52 @@ def test_a_line_drops_by_its_model_and_of_duplicates_keeps_the_better(line: Line
     assert told["clean"]["scored"] == {"kept": 122, "dropped": 40}
     (went,) = [row for row in line.rows(line.phase(folder, "dedup"), "removed.parquet") if row["source"] == "near"]
     assert went["line"] == 1, "the older one, but the worse"
+
+
+def _talk(text: str, number: int) -> list[dict[str, object]]:
+    """Two answers, of which the first counts half; none of it before every third."""
+    first = {"role": "assistant", "content": "which one", "weight": 0.5 if number % 3 else 0}
+    last = {"role": "assistant", "content": f"the lamp {number}"}
+    return [{"role": "user", "content": text}, first, {"role": "user", "content": "this"}, last]
+
+
+def test_a_line_weighs_by_its_model_and_the_weights_reach_the_mask_and_nothing_else(
+    line: Line, texts: Sentences
+) -> None:
+    good, bad = _deliver(line, texts)
+    uri = f"{line.store}/scores/first"
+    assert line.corpus("fit", "--good", str(good), "--bad", str(bad), "--output", uri)[0] == 0
+    noise = bad.read_text().splitlines()
+    line.data["sources"] = []
+    line.data.update(label_key=None, dedup={"threshold": 1.0})
+    mixed = [f"{text} {' '.join(noise[: n % 5])}" for n, text in enumerate(texts(120))]
+    line.deliver("mail", [{"messages": _talk(text, n)} for n, text in enumerate(mixed)])
+    line.data["score"] = {"model": uri, "min_words": 14}
+    before = line.dataset()
+    line.data["score"].update(weight="quality", weight_floor=0.2)
+    after = line.dataset()
+
+    # The last answers have the record's weight, the first ones half of it, or none.
+    rows, own = line.said(after, "mix", "train.parquet"), Counter[tuple[int, ...]]()
+    for row in rows:
+        judged = len(score.text_of(row["messages"]).split()) >= 14
+        weight = max(0.2, row["quality"]) if judged else 1.0
+        first, last = (message.get("weight", 1) for message in row["messages"] if message["role"] == "assistant")
+        assert (first, last) == (0 if first == 0 else round(0.5 * weight, 3), round(weight, 3))
+        own[tuple(sorted({round(255 * one) for one in (first, last) if one}))] += 1
+    assert len(own) > 10
+    train = packed.read(after, "train")
+    found = Counter(
+        tuple(np.unique(mask[(segments == number) & (mask > 0)]).tolist())
+        for mask, segments in zip(train.mask, train.segments, strict=True)
+        for number in range(1, segments.max() + 1)
+    )
+    assert found == own
+
+    # Who stays and where, which tokens they are, and the exam are as they were.
+    assert (train.tokens == packed.read(before, "train").tokens).all()
+    assert line.rows(after, "heldout.parquet") == line.rows(before, "heldout.parquet")
+    told = [line.manifest(folder).facts["before"] for folder in (before, after)]
+    rules = [phase["rules"] for phases in told for phase in phases if phase["name"] == "clean"]
+    assert rules[0] == rules[1]
+    assert diff(before.as_uri(), after.as_uri())["moved"] == []

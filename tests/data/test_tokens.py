@@ -185,6 +185,13 @@ def talk(*contents: str) -> list[dict[str, Any]]:
     return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(contents)]
 
 
+def weighed(messages: list[dict[str, Any]], *weights: float | None) -> list[dict[str, Any]]:
+    return [
+        message if weight is None else {**message, "weight": weight}
+        for message, weight in zip(messages, weights, strict=True)
+    ]
+
+
 def folder(tokenizer: Path, tmp_path: Path, template: str) -> Path:
     for file in tokenizer.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -192,7 +199,9 @@ def folder(tokenizer: Path, tmp_path: Path, template: str) -> Path:
     return tmp_path
 
 
-def one_by_one(encoder: Encoder, segments: list[Segment]) -> tuple[list[int], list[int]]:
+def one_by_one(
+    encoder: Encoder, segments: list[Segment], messages: list[dict[str, Any]]
+) -> tuple[list[int], list[int]]:
     """The plain twin: each segment by itself, special tokens by their id."""
     ids: list[int] = []
     mask: list[int] = []
@@ -200,7 +209,8 @@ def one_by_one(encoder: Encoder, segments: list[Segment]) -> tuple[list[int], li
         known = encoder._whole.token_to_id(segment.text)
         more = [known] if segment.special else encoder._plain([segment.text])[0].tolist()
         ids += more
-        mask += [int(segment.learn)] * len(more)
+        weight = 0 if segment.answer is None else messages[segment.answer].get("weight", 1)
+        mask += [max(1, round(weight * 255)) if weight else 0] * len(more)
     return ids, [0, *mask[1:]]
 
 
@@ -212,6 +222,7 @@ def conversations() -> list[list[dict[str, Any]]]:
         made.append(talk(text, texts[-at]))
         made.append([{"role": "system", "content": "Be kind."}, *talk(text, "yes", "and?", text)])
         made.append([{"role": "text", "content": text}])
+        made.append(weighed(talk(text, "yes", "and?", text), None, at % 5 / 4, None, (at % 3 + 1) / 3))
         if at % 7 == 0:
             made += [talk(text), [{"role": "user", "content": text, "name": "eva"}, *talk("", text)[1:]]]
     return made
@@ -232,16 +243,41 @@ def test_many_conversations_at_once_are_what_each_is_by_itself(
     for at, messages in enumerate(talks):
         first, last = ends[at] - encoded.lengths[at], ends[at]
         if messages[0]["role"] == "text":
-            segments = [Segment(messages[0]["content"], True), Segment("<|im_end|>", True, True)]
+            segments = [Segment(messages[0]["content"], 0), Segment("<|im_end|>", 0, True)]
         else:
             segments = encoder.template.segments(messages)
-        ids, mask = one_by_one(encoder, segments)
+        ids, mask = one_by_one(encoder, segments, messages)
         assert refused.get(at) == (None if any(mask) else NOTHING)
         if any(mask):
             assert encoded.tokens[first:last].tolist() == ids
             assert encoded.mask[first:last].tolist() == mask
         else:
             assert first == last
+
+
+def test_a_messages_weight_is_that_of_every_token_of_its_answer_and_of_its_end(tokenizer: Path) -> None:
+    encoder = Encoder(tokenizer)
+    said = talk("a", "red lamp", "b", "blue lamp", "c", "green lamp", "d", "late", "e", "happy")
+    weights = [None, 0, None, 0.5, None, 0.001, None, 1, None, None]
+    named = [{**message, "name": "eva"} for message in said]  # rendered one by one
+    for messages in (weighed(said, *weights), weighed(named, *weights)):
+        encoded = encoder.encode([messages])
+        found = {
+            mask: encoder._whole.decode(encoded.tokens[encoded.mask == mask].tolist(), skip_special_tokens=False)
+            for mask in np.unique(encoded.mask[encoded.mask > 0]).tolist()
+        }
+        assert found == {
+            128: "blue lamp<|im_end|>", 1: "green lamp<|im_end|>", 255: "late<|im_end|>happy<|im_end|>"
+        }  # fmt: skip
+
+
+def test_a_weight_changes_no_token_and_a_text_has_one_too(tokenizer: Path) -> None:
+    encoder = Encoder(tokenizer)
+    said = [talk("a", "red lamp"), [{"role": "text", "content": "blue lamp"}]]
+    plain, half = encoder.encode(said), encoder.encode([weighed(one, *[0.5] * len(one)) for one in said])
+    assert half.tokens.tolist() == plain.tokens.tolist()
+    assert half.mask.tolist() == np.where(plain.mask == 255, 128, 0).tolist()
+    assert encoder.encode([weighed(said[1], 0)]).refused == [(0, NOTHING)]
 
 
 def test_no_conversation_is_no_tokens(tokenizer: Path) -> None:
@@ -281,6 +317,6 @@ def test_a_token_that_spans_the_thoughts_and_the_blank_lines_is_learnt_whole(tmp
     encoded = encoder.encode([talk("hi", "late")])
     whole = made.encode("<think>\n\n").ids
     assert len(whole) == 1
-    learnt = encoded.tokens[encoded.mask == 1].tolist()
+    learnt = encoded.tokens[encoded.mask > 0].tolist()
     assert learnt[0] == whole[0]
     assert made.decode(learnt, skip_special_tokens=False) == "<think>\n\nlate<|im_end|>"

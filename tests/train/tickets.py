@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from refit import packed
 from refit.fingerprint import file_digest
 from refit.manifest import Manifest
+from refit.packed import WHOLE
 from refit.store import store_for
 
 INTENTS = {
@@ -46,7 +48,7 @@ def documents(base: Path, count: int, seed: int = 1) -> list[tuple[list[int], li
     for text, answer in tickets(count, seed):
         ask = tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n").ids
         reply = tokenizer.encode(f"{answer}<|im_end|>").ids
-        out.append((ask + reply, [0] * len(ask) + [1] * len(reply)))
+        out.append((ask + reply, [0] * len(ask) + [WHOLE] * len(reply)))
     return out
 
 
@@ -67,12 +69,14 @@ def pack(docs: list[tuple[list[int], list[int]]], length: int) -> tuple[np.ndarr
     return tokens, segments, mask
 
 
-def dataset(uri: str, base: Path, count: int = 400, length: int = LENGTH) -> str:
-    """Commit a dataset of tickets; returns its address."""
+def dataset(uri: str, base: Path, count: int = 400, length: int = LENGTH, weights: tuple[int, ...] = (WHOLE,)) -> str:
+    """Commit a dataset of tickets whose answers weigh in turn what `weights` says; returns its address."""
     vocabulary = file_digest(base / "tokenizer.json")
     with store_for(uri).publish(uri) as draft:
         for split, number, seed in (("train", count, 1), ("validation", 40, 2)):
-            tokens, segments, mask = pack(documents(base, number, seed), length)
+            turns = zip(documents(base, number, seed), itertools.cycle(weights))
+            weighed = [(ids, [own if one else 0 for one in learn]) for (ids, learn), own in turns]
+            tokens, segments, mask = pack(weighed, length)
             packed.write(
                 draft.path, split, tokens=tokens, segments=segments, mask=mask, vocabulary=vocabulary,
                 vocabulary_size=int(tokens.max()) + 1, samples=number,

@@ -42,12 +42,13 @@ _PADDED = re.compile("\x1f\ue000([0-9]+)\ue001\x1f")
 class Segment:
     """A stretch of rendered text.
 
-    `learn` where the model should learn to write it. `special` where it is one special token that the template wrote;
-    the same characters inside a message are plain text and must be tokenized as such.
+    `answer` where the model should learn to write it: the number of the message that it belongs to. `special` where it
+    is one special token that the template wrote; the same characters inside a message are plain text and must be
+    tokenized as such.
     """
 
     text: str
-    learn: bool
+    answer: int | None = None
     special: bool = False
 
 
@@ -59,7 +60,7 @@ class Stretch:
     """
 
     parts: tuple[str | int, ...]
-    learn: bool
+    answer: int | None = None
     special: bool = False
 
 
@@ -94,8 +95,8 @@ class Template:
     def segments(self, messages: Sequence[Message]) -> list[Segment]:
         """The whole conversation in segments: answers with what ends them are learnt, the rest is not.
 
-        An answer of `weight` 0 is not learnt either (OpenAI's fine-tuning format); any other weight counts in full.
-        Of a preference pair (`rejected`) the chosen answer is rendered.
+        An answer of `weight` 0 is not learnt either (OpenAI's fine-tuning format); how much the others count is to be
+        read from the message that a segment names. Of a preference pair (`rejected`) the chosen answer is rendered.
 
         Raises:
             BadInput: the template refuses the conversation, the last answer cannot be found in what it renders, or
@@ -117,14 +118,16 @@ class Template:
                 if marked == everywhere:
                     return self._answers(_lead(pieces, whole, opened), messages)
                 if whole.startswith(opened) and _is_learnt(messages[-1]):
-                    return self._last_answer(_fill(opened, messages, change), whole[len(opened) :])
+                    before = _fill(opened, messages, change)
+                    return self._last_answer(before, whole[len(opened) :], len(messages) - 1)
         raise BadInput("the chat template rewrites the conversation, so that its answers cannot be found again")
 
     def plan(self, roles: tuple[str, ...]) -> tuple[Stretch, ...] | None:
         """What `segments` gives for conversations of these roles, contents left open; None where only it can say.
 
-        It holds for messages with nothing but role and content, every content a string that is not empty (and not
-        blank where it is trimmed), and needs no rendering: the template is proved to ask nothing about contents.
+        It holds for messages with nothing but role, content and a weight that is not 0, every content a string that is
+        not empty (and not blank where it is trimmed), and needs no rendering: the template is proved to ask nothing
+        about contents.
         """
         return _plan(self, roles)
 
@@ -138,41 +141,41 @@ class Template:
     def _answers(self, pieces: Sequence[Piece], messages: Sequence[Message]) -> list[Segment]:
         """Segments where every assistant content is learnt, with the special token that ends it."""
         answers = [at for at, (_, n) in enumerate(pieces) if n is not None and messages[n].get("role") == "assistant"]
-        learnt = {at for at in answers if _is_learnt(messages[pieces[at][1] or 0])}
+        learnt = {at: pieces[at][1] for at in answers if _is_learnt(messages[pieces[at][1] or 0])}
         tail = "".join(text for text, _ in pieces[answers[-1] + 1 :]) if answers else ""
         end = self._special_at(tail)
         segments: list[Segment] = []
         for at, (text, number) in enumerate(pieces):
             if number is not None:
-                segments.append(Segment(text, at in learnt))
+                segments.append(Segment(text, learnt.get(at)))
                 continue
             if end and at - 1 in learnt and text.startswith(end):
-                segments.append(Segment(end, True, True))
+                segments.append(Segment(end, learnt[at - 1], True))
                 text = text[len(end) :]
             segments += self._literal(text)
         if answers and not tail.strip() and self.eos:
             # Nothing ends the conversation: without this the model would never learn to stop.
-            segments.append(Segment(self.eos, answers[-1] in learnt, True))
+            segments.append(Segment(self.eos, learnt.get(answers[-1]), True))
         return _joined(segments)
 
-    def _last_answer(self, before: Sequence[Piece], answer: str) -> list[Segment]:
+    def _last_answer(self, before: Sequence[Piece], answer: str, number: int) -> list[Segment]:
         """Segments where only the end is learnt: the model writes it from the opened turn on, and what ends it."""
         segments: list[Segment] = []
-        for text, number in before:
-            segments += [Segment(text, False)] if number is not None else self._literal(text)
+        for text, said in before:
+            segments += [Segment(text)] if said is not None else self._literal(text)
         ends = [answer.find(special) for special in self._all_specials() if special in answer]
         text, rest = (answer[: min(ends)], answer[min(ends) :]) if ends else (answer, "")
         end = self._special_at(rest) or self.eos
-        closing = [Segment(end, True, True)] if end else []
-        return _joined([*segments, Segment(text, True), *closing, *self._literal(rest.removeprefix(end))])
+        closing = [Segment(end, number, True)] if end else []
+        return _joined([*segments, Segment(text, number), *closing, *self._literal(rest.removeprefix(end))])
 
     def _literal(self, text: str) -> list[Segment]:
         """The template's own text, with its special tokens in segments of their own."""
         specials = self._all_specials()
         if not specials:
-            return [Segment(text, False)]
+            return [Segment(text)]
         parts = re.split("(" + "|".join(map(re.escape, specials)) + ")", text)
-        return [Segment(part, False, special=at % 2 == 1) for at, part in enumerate(parts)]
+        return [Segment(part, special=at % 2 == 1) for at, part in enumerate(parts)]
 
     def _special_at(self, text: str) -> str:
         return next((special for special in self._all_specials() if text.startswith(special)), "")
@@ -243,7 +246,10 @@ def _plan(template: Template, roles: tuple[str, ...]) -> tuple[Stretch, ...] | N
     whole, opened = _numbered(whole, len(roles)), _numbered(opened, len(roles))
     marked = [_marked({"role": role, "content": ""}, n) for n, role in enumerate(roles * 2)]
     segments = template._answers(_lead(_fill(whole, marked, _as_it_is), whole, opened), marked)
-    return tuple(Stretch(_parts(segment.text), segment.learn, segment.special) for segment in segments)
+    own = [None if segment.answer is None else segment.answer % len(roles) for segment in segments]
+    return tuple(
+        Stretch(_parts(segment.text), answer, segment.special) for segment, answer in zip(segments, own, strict=True)
+    )
 
 
 def _numbered(skeleton: str, count: int) -> str:
@@ -292,8 +298,8 @@ def _joined(segments: Sequence[Segment]) -> list[Segment]:
         before = joined[-1] if joined else None
         if not segment.text:
             continue
-        if before and not before.special and not segment.special and before.learn == segment.learn:
-            joined[-1] = Segment(before.text + segment.text, segment.learn)
+        if before and not before.special and not segment.special and before.answer == segment.answer:
+            joined[-1] = Segment(before.text + segment.text, segment.answer)
         else:
             joined.append(segment)
     return joined

@@ -5,7 +5,7 @@ A split is three files beside each other, all little-endian, of N packs of `leng
     <split>.json        {"version", "packs", "length", "dtype", "vocabulary": sha256, "tokens", "targets", "samples"}
     <split>.tokens.bin  N x length   uint16 or uint32: token ids, padded with the pad id
     <split>.segments.bin N x length  uint16: which document of the pack a token is of, from 1; 0 is padding
-    <split>.mask.bin    N x length   uint8: 1 where the token is a target of the loss
+    <split>.mask.bin    N x length   uint8: the token's weight in the loss in 255ths; 0 where it is no target
 
 Position ids follow from the segments: they start at 0 in each document. A token is predicted from the tokens of its
 own document only, and the first token of a document is never a target.
@@ -26,13 +26,15 @@ from numpy.typing import NDArray
 from refit import files
 from refit.errors import BadInput
 
-VERSION = 1
+VERSION = 2
+WHOLE = 255
+"""The mask of a target that counts whole."""
 COUNTED = 1 << 22  # tokens looked at in one go
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a split holds. `tokens` and `targets` count without padding; `samples` counts documents."""
+    """What a split holds. `tokens` and `targets` (whatever they weigh) count without padding, `samples` documents."""
 
     version: int
     packs: int
@@ -71,7 +73,7 @@ class Draft:
         tokens = targets = 0
         for at in range(0, packs, rows):
             tokens += int(np.count_nonzero(self.segments[at : at + rows]))
-            targets += int(self.mask[at : at + rows].sum(dtype=np.int64))
+            targets += int(np.count_nonzero(self.mask[at : at + rows]))
             let_go(self.segments, self.mask)
         header = Header(
             version=VERSION, packs=packs, length=length, dtype=self.tokens.dtype.name, vocabulary=self._vocabulary,
@@ -132,6 +134,12 @@ def read(folder: Path, split: str) -> Packed:
         _map(folder / f"{split}.segments.bin", np.dtype("<u2"), shape),
         _map(folder / f"{split}.mask.bin", np.dtype("u1"), shape),
     )
+
+
+def mask_of(weights: NDArray[np.floating]) -> NDArray[np.uint8]:
+    """Weights from 0 to 1 in 255ths. One above 0 stays above 0: what is little learnt is learnt."""
+    mask: NDArray[np.uint8] = np.where(weights > 0, np.maximum(1, np.rint(weights * WHOLE)), 0).astype(np.uint8)
+    return mask
 
 
 def let_go(*arrays: NDArray[Any]) -> None:

@@ -82,16 +82,18 @@ class _Judge:
     def kept(
         self, table: pa.Table, places: list[int], conversations: list[list[Message]], quarantine: Quarantine
     ) -> tuple[list[int], list[list[Message]], list[float | None]]:
-        """Those rows and conversations that are good enough, with their quality; the others go to quarantine."""
+        """Those rows and conversations that are good enough, weighed, with their quality; the rest is quarantined."""
         if self.model is None:
             return places, conversations, [None] * len(places)
         scores = score.score(self.model, [score.text_of(messages) for messages in conversations])
-        verdicts = [verdict.drop for verdict in score.judge(scores, self.limits)]
-        for row, messages, why in zip(places, conversations, verdicts, strict=True):
-            if why:
+        verdicts = score.judge(scores, self.limits)
+        for row, messages, verdict in zip(places, conversations, verdicts, strict=True):
+            if verdict.drop:
                 source, file, line = (table.column(name)[row].as_py() for name in ("source", "file", "line"))
-                quarantine.add(source, file, line, why, score.text_of(messages))
-        stay = [at for at, why in enumerate(verdicts) if why is None]
+                quarantine.add(source, file, line, verdict.drop, score.text_of(messages))
+            else:
+                score.weigh(messages, verdict.weight)
+        stay = [at for at, verdict in enumerate(verdicts) if verdict.drop is None]
         self.dropped += len(places) - len(stay)
         # Three places: a difference that nobody can see must not decide who stays.
         grades = [None if math.isnan(grade) else round(grade, 3) for grade in scores.quality[stay].tolist()]

@@ -3,7 +3,7 @@
 A set `<name>` is six files beside each other in a folder, all numbers little-endian:
 
     <name>.tokens.bin    uint16 or uint32 a token: ids (uint16 where the vocabulary has at most 65,536)
-    <name>.mask.bin      uint8 a token: 1 where it is a target of the loss
+    <name>.mask.bin      uint8 a token: its weight in the loss in 255ths; 0 where it is no target
     <name>.offsets.bin   uint64, documents + 1: where each document begins, and where the last one ends
     <name>.ids.bin       16 bytes a document: its sample's id (xxh3_128; records have it in hex)
     <name>.kinds.bin     uint8 a document: 0 conversation, 1 plain text (may be cut), 2 refused (of length 0)
@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from refit import files
 from refit.errors import BadInput
+from refit.packed import WHOLE
 
-VERSION = 1
+VERSION = 2
 CONVERSATION, TEXT, REFUSED = 0, 1, 2
 ID_BYTES = 16
 _PARTS = ("tokens", "mask", "offsets", "ids", "kinds")
@@ -114,7 +115,7 @@ class Writer:
 
         Args:
             tokens: ids of all documents, concatenated.
-            mask: 0 or 1 for each of them.
+            mask: 0 to 255 for each of them.
             lengths: of each document, of shape (n,); 0 where it is refused, and nowhere else.
             ids: of shape (n, 16).
             kinds: of shape (n,).
@@ -131,7 +132,7 @@ class Writer:
         self._put("kinds", kinds, "u1")
         self._documents += len(lengths)
         self._tokens += len(tokens)
-        self._targets += int(mask.sum(dtype=np.int64))
+        self._targets += int(np.count_nonzero(mask))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -163,8 +164,8 @@ class Writer:
             raise ValueError(f"a document's kind is {kinds.max()}, known are 0, 1 and 2")
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._size:
             raise ValueError(f"token ids from {tokens.min()} to {tokens.max()}, the vocabulary has {self._size}")
-        if len(mask) and not 0 <= mask.min() <= mask.max() <= 1:
-            raise ValueError(f"a mask from {mask.min()} to {mask.max()}, it is 0 or 1")
+        if len(mask) and not 0 <= mask.min() <= mask.max() <= WHOLE:
+            raise ValueError(f"a mask from {mask.min()} to {mask.max()}, it is 0 to {WHOLE}")
 
 
 def read(folder: Path, name: str) -> Flat:

@@ -149,7 +149,7 @@ def _content(content: Any) -> str | None:
 
 
 def _weight(weight: Any) -> float:
-    """How much an answer counts in the loss: 0 is not learnt from, anything above is."""
+    """How much an answer counts in the loss, from 0 (not learnt from) to 1."""
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
         raise Bad(f"weight: {weight!r} is no number from 0 to 1")
     return weight

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus.bpe import Ids
-from corpus.record import TEXT, Message
+from corpus.record import TEXT, WEIGHT, Message
 from corpus.slots import Shape
 from refit.chat import Segment, Stretch, Template
 from refit.errors import BadInput
+from refit.packed import mask_of
 
 UNKNOWN_SPECIAL = "the chat template writes a special token that the tokenizer does not have"
 
@@ -38,8 +40,7 @@ class Gathered:
         for number, messages in enumerate(conversations):
             said: list[str] = [message.get("content") or "" for message in messages]
             contents.append(said)
-            plain = all(said) and all(len(message) == 2 and type(message["content"]) is str for message in messages)
-            if plain:
+            if all(said) and all(map(_is_plain, messages)):
                 alike.setdefault(tuple([message["role"] for message in messages]), []).append(number)
             else:
                 self._add_one(number, messages)
@@ -51,14 +52,15 @@ class Gathered:
                 for number in fit:
                     contents[number] += map(str.strip, contents[number][:])
             if plan and fit:
-                self._add_alike(plan, fit, [contents[number] for number in fit])
+                weights = _weights([conversations[number] for number in fit])
+                self._add_alike(plan, fit, [contents[number] for number in fit], weights)
             for number in sorted({*numbers} - {*fit}) if len(fit) < len(numbers) else ():
                 self._add_one(number, conversations[number])
 
     def shapes(self) -> list[Shape]:
         """The slots, by shape. Texts are numbered as `tokenized` returns them."""
         specials = len(self._specials)
-        return [Shape(shape.rows, shape.texts + specials, shape.learn) for shape in self._shapes]
+        return [Shape(shape.rows, shape.texts + specials, shape.mask) for shape in self._shapes]
 
     def tokenized(self, tokenize: Callable[[Sequence[str]], Ids]) -> Ids:
         """Ids of all texts: first those of the special tokens, the last one found first, then the others."""
@@ -71,9 +73,11 @@ class Gathered:
         if roles != (TEXT,):
             return self._template.plan(roles)
         eos = self._template.eos
-        return [Stretch((0,), True), *([Stretch((eos,), True, True)] if eos else [])]
+        return [Stretch((0,), 0), *([Stretch((eos,), 0, True)] if eos else [])]
 
-    def _add_alike(self, plan: Sequence[Stretch], numbers: list[int], contents: list[list[str]]) -> None:
+    def _add_alike(
+        self, plan: Sequence[Stretch], numbers: list[int], contents: list[list[str]], weights: NDArray[np.float64]
+    ) -> None:
         texts = np.empty((len(numbers), len(plan)), np.int64)
         for slot, stretch in enumerate(plan):
             if stretch.special:
@@ -86,7 +90,7 @@ class Gathered:
                 self._texts += _written(stretch.parts, contents)
             else:
                 texts[:, slot] = self._literal("".join(map(str, stretch.parts)))
-        self._shapes.append(Shape(np.array(numbers), texts, np.array([stretch.learn for stretch in plan], np.uint8)))
+        self._shapes.append(Shape(np.array(numbers), texts, _mask(plan, weights)))
 
     def _add_one(self, number: int, messages: Sequence[Message]) -> None:
         try:
@@ -98,14 +102,14 @@ class Gathered:
             self.refused[number] = UNKNOWN_SPECIAL
             return
         texts = [self._special(one.text) if one.special else self._literal(one.text) for one in segments]
-        learn = np.array([segment.learn for segment in segments], np.uint8)
-        self._shapes.append(Shape(np.array([number]), np.array([texts], np.int64), learn))
+        mask = _mask(segments, _weights([messages]))
+        self._shapes.append(Shape(np.array([number]), np.array([texts], np.int64), mask))
 
     def _segments(self, messages: Sequence[Message]) -> list[Segment]:
         if messages[0]["role"] != TEXT:
             return self._template.segments(messages)
         eos = self._template.eos
-        return [Segment(messages[0]["content"], True), *([Segment(eos, True, True)] if eos else [])]
+        return [Segment(messages[0]["content"], 0), *([Segment(eos, 0, True)] if eos else [])]
 
     def _special(self, text: str) -> int:
         return -1 - self._specials.setdefault(text, len(self._specials))
@@ -116,6 +120,22 @@ class Gathered:
             self._literals[text] = len(self._texts)
             self._texts.append(text)
         return self._literals[text]
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether a message has nothing but a role and a content to show, and no weight that makes it only read."""
+    return type(message["content"]) is str and (len(message) == 2 or (len(message) == 3 and bool(message.get(WEIGHT))))
+
+
+def _weights(conversations: Sequence[Sequence[Message]]) -> NDArray[np.float64]:
+    """Of each message of conversations of one length."""
+    return np.array([[message.get(WEIGHT, 1.0) for message in messages] for messages in conversations], np.float64)
+
+
+def _mask(said: Sequence[Segment | Stretch], weights: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Of each slot what its tokens count in each conversation: as much as the answer that they are of."""
+    answers = np.array([-1 if one.answer is None else one.answer for one in said], np.int64)
+    return np.where(answers < 0, np.uint8(0), mask_of(weights)[:, answers])
 
 
 def _trims(plan: Sequence[Stretch], messages: int) -> bool:

@@ -12,7 +12,8 @@ The index, little-endian (Megatron-LM, megatron/core/datasets/indexed_dataset.py
     int64          the sequence at which each document begins, and the number of sequences
 
 A document is one sequence here. Documents that were refused are none. Megatron knows no uint32; ids of that width go
-as int32, which they fit (the same four bytes). Megatron has no mask either: it stays in the flat set.
+as int32, which they fit (the same four bytes). Megatron has no mask either: it stays in the flat set, and with it what
+a token weighs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus import flat
-from refit import files
+from refit import files, log
 from refit.errors import BadInput
+from refit.packed import COUNTED, WHOLE
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -60,6 +62,8 @@ def export(folder: Path, name: str, prefix: Path) -> dict[str, Any]:
         shutil.copyfile(folder / f"{name}.tokens.bin", draft)  # refused documents have no bytes in it
     with files.replacing(index) as draft, draft.open("wb") as handle:
         handle.writelines(index_parts(lengths, found.header.dtype))
+    if weighed := _weighed(found.mask):
+        log.event("weights_not_exported", tokens=weighed, why="Megatron has no mask: every token counts whole")
     return {
         "bin": str(data),
         "idx": str(index),
@@ -68,6 +72,12 @@ def export(folder: Path, name: str, prefix: Path) -> dict[str, Any]:
         "tokens": found.header.tokens,
         "dtype": "uint16" if found.header.dtype == "uint16" else "int32",
     }
+
+
+def _weighed(mask: NDArray[np.uint8]) -> int:
+    """How many targets count less than whole."""
+    parts = (mask[at : at + COUNTED] for at in range(0, len(mask), COUNTED))
+    return sum(int(np.count_nonzero((part > 0) & (part < WHOLE))) for part in parts)
 
 
 def index_parts(lengths: NDArray[np.int64], dtype: str) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from corpus import door, quarantine, questions, record, rows, sides
 from corpus.packing import pack_documents
 from corpus.quarantine import Quarantine
-from corpus.record import GROUP_ROWS
+from corpus.record import GROUP_ROWS, WEIGHT, Message
 from corpus.settings import PackSettings
 from corpus.sides import Side
 from corpus.task import QUARANTINE, Facts, Task
@@ -128,7 +128,12 @@ def write_heldout(table: pa.Table, shards: Sequence[Path], path: Path) -> None:
                 "user": pa.array([user or "" for user in group.column("user").to_pylist()], pa.string()),
                 "domain": group.column("domain"),
                 "label": group.column("label"),
-                "messages": pa.array([record.dump(messages[:-1]) for messages in conversations], pa.string()),
+                "messages": pa.array([record.dump(_asked(messages)) for messages in conversations], pa.string()),
                 "answer": pa.array([record.answer(messages) for messages in conversations], pa.string()),
             }
             out.write_table(pa.table(columns).cast(HELDOUT))
+
+
+def _asked(messages: Sequence[Message]) -> list[Message]:
+    """All but the last answer, without what is for training only: an item is the same whatever its turns weigh."""
+    return [{key: value for key, value in message.items() if key != WEIGHT} for message in messages[:-1]]

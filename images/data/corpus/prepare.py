@@ -23,7 +23,7 @@ from corpus.sharded import Made, Shard
 from corpus.task import LINES, QUARANTINE, Report, form_file, silent
 from corpus.walk import Done, Input, Phase, Walk, manifest_uri
 from refit import files, fingerprint, pipeline
-from refit.errors import BadInput, BadSpec
+from refit.errors import BadInput
 from refit.job import JobRun
 from refit.manifest import Manifest
 from refit.spec import Pipeline
@@ -156,8 +156,6 @@ def check(spec: Pipeline, where: str) -> None:
         BadSpec: a rule or one of its arguments is not known.
     """
     rules.build(spec.data.rules)
-    if spec.data.score.weight != "none":
-        raise BadSpec("data.score.weight is 'quality': training does not weigh records yet. Drop by quality instead.")
     sources.score_model(spec)
     faults = pipeline.check_sources(spec, where)
     if faults:

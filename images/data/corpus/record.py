@@ -1,9 +1,10 @@
 """The one canonical record that every delivery becomes, and what makes a conversation one that can be learnt from.
 
 `messages` is JSON: a list of {"role", "content"} with roles system, user, assistant, tool; a call of a tool is content
-(`corpus.tools`), further keys (name, weight) are kept. An answer of weight 0 is read and not learnt. A plain text for
-continued pretraining is one message of the role "text". Of a preference pair the last message is the chosen answer and
-has the other one's text under the key "rejected" (`corpus.preference`).
+(`corpus.tools`), further keys (name, weight) are kept. `weight`, from 0 to 1, is what an answer or a text counts in the
+loss (none: it counts whole); one of weight 0 is read and not learnt. A plain text for continued pretraining is one
+message of the role "text". Of a preference pair the last message is the chosen answer and has the other one's text
+under the key "rejected" (`corpus.preference`).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from corpus import tools
 from corpus.ngrams import Ngrams
 from corpus.quality import BUCKETS, Linear
+from corpus.record import TEXT, WEIGHT, Message
 from corpus.shingles import Texts
 from refit.errors import BadInput
 from refit.spec import ScoreLimits
@@ -99,6 +100,15 @@ def _judge(perplexity: float, quality: float, words: int, settings: ScoreLimits)
     if settings.drop_above_perplexity is not None and perplexity > settings.drop_above_perplexity:
         return Verdict(f"score: perplexity {perplexity:.0f} is above {settings.drop_above_perplexity:g}", weight)
     return Verdict(None, weight)
+
+
+def weigh(messages: Sequence[Message], weight: float) -> None:
+    """Scale what the answers of a record, or its text, count in the loss; the messages are changed."""
+    for message in messages:
+        own = message.get(WEIGHT, 1.0)
+        if weight < 1 and own > 0 and message["role"] in ("assistant", TEXT):
+            # Never to 0: that would say not to learn it.
+            message[WEIGHT] = max(0.001, round(own * weight, 3))
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:

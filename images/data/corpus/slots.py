@@ -1,4 +1,4 @@
-"""Conversations as rows of slots, a slot being a segment: which text is said there and whether it is learnt.
+"""Conversations as rows of slots, a slot being a segment: which text is said there and how much it is learnt.
 
 Slots are filled for all conversations of one shape at once, and the tokens of all of them are laid out in one pass.
 """
@@ -19,11 +19,11 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shape:
-    """Some conversations with equally many slots. `texts` has shape (conversations, slots), `learn` (slots,)."""
+    """Some conversations with equally many slots; `texts` and `mask` have shape (conversations, slots)."""
 
     rows: Index
     texts: Index
-    learn: NDArray[np.uint8]
+    mask: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,20 @@ def lay_out(count: int, shapes: Sequence[Shape], ids: Ids) -> Laid:
     for shape in shapes:
         slots[shape.rows] = shape.texts.shape[1]
     first_slot = np.cumsum(slots) - slots
-    texts, learn = np.empty(int(slots.sum()), np.int64), np.empty(int(slots.sum()), np.uint8)
+    texts, said = np.empty(int(slots.sum()), np.int64), np.empty(int(slots.sum()), np.uint8)
     for shape in shapes:
         at = first_slot[shape.rows][:, None] + np.arange(shape.texts.shape[1])
-        texts[at], learn[at] = shape.texts, shape.learn
+        texts[at], said[at] = shape.texts, shape.mask
     sizes = np.diff(ids.offsets)[texts]
-    lengths, learnt = _sums(sizes, first_slot, slots), _sums(np.where(learn == 1, sizes, 0), first_slot, slots)
+    lengths, learnt = _sums(sizes, first_slot, slots), _sums(np.where(said > 0, sizes, 0), first_slot, slots)
     ends = np.cumsum(sizes)
     tokens = np.empty(int(lengths.sum()), np.uint32)
     starts = ids.offsets[texts]
     in_parts(lambda first, last: _copy(ids.tokens, starts, sizes, ends, first, last, tokens), len(texts))
-    mask = np.repeat(learn, sizes)
+    mask = np.repeat(said, sizes)
     some = lengths > 0
     first = (np.cumsum(lengths) - lengths)[some]
-    learnt[some] -= mask[first]
+    learnt[some] -= mask[first] > 0
     mask[first] = 0
     return Laid(tokens, mask, lengths, learnt)
 

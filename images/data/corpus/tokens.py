@@ -1,6 +1,7 @@
-"""Conversations to token ids with a mask: 1 where the model should learn to write the token.
+"""Conversations to token ids with a mask: what each token weighs in the loss in 255ths, 0 where it is only read.
 
-Each segment of the chat template is tokenized by itself, so the mask follows segments and never a prefix's length.
+Each segment of the chat template is tokenized by itself, so the mask follows segments and never a prefix's length. All
+tokens of an answer, and the one that ends it, have the weight that the answer's message has.
 Special tokens come from the template alone: the same characters inside a message are plain text. No BOS is added to
 what a template renders (it writes its own where the model wants one).
 
@@ -43,8 +44,8 @@ class Row:
 class Encoded:
     """Conversations behind each other.
 
-    `tokens` and `mask` (1: learnt) have one length, the sum of `lengths`, which has one number a conversation: 0 for
-    one that is refused. `refused` says which those are and why, in their order.
+    `tokens` and `mask` have one length, the sum of `lengths`, which has one number a conversation: 0 for one that is
+    refused. `refused` says which those are and why, in their order.
     """
 
     tokens: NDArray[np.uint32]

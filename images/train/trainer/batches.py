@@ -11,27 +11,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from refit.packed import Packed, position_ids
+from refit.packed import WHOLE, Packed, position_ids
 from refit.spec import Train
 from trainer.order import packs_of_step
 
 
 class Batch(NamedTuple):
-    """A micro batch. `select` marks the places whose next token is a target, `labels` are those tokens, row by row."""
+    """A micro batch.
+
+    `select` marks the places whose next token is a target, `labels` are those tokens, row by row. `weights` are what
+    they count in the loss, of the same shape, float32 from 0 to 1; None where each counts whole.
+    """
 
     tokens: Tensor
     positions: Tensor
     select: Tensor
     labels: Tensor
+    weights: Tensor | None
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimizer step learns from. `tokens` and `targets` count over all ranks, `micro` is one rank's share."""
+    """What one optimizer step learns from; all but `micro`, one rank's share, is of all ranks.
+
+    `weight` is what the targets weigh together, by which their loss is divided; 1 where there are none.
+    """
 
     packs: NDArray[np.int64]
     tokens: int
     targets: int
+    weight: float
     micro: tuple[NDArray[np.int64], ...]
 
 
@@ -39,7 +48,7 @@ class Loader:
     """The packs of a training, dealt out to the ranks.
 
     The micro batches of a step are the same on any number of ranks; rank r takes each `ranks`-th of them. So one rank
-    and two see the same samples in the same step, and know its number of targets without asking each other.
+    and two see the same samples in the same step, and know what its targets weigh without asking each other.
     """
 
     def __init__(self, split: Packed, train: Train, *, rank: int, ranks: int) -> None:
@@ -63,10 +72,12 @@ class Loader:
         per_step = train.micro_batch * train.accumulation
         packs = packs_of_step(number, per_step=per_step, packs=self._split.header.packs, seed=train.seed)
         micro = packs.reshape(train.accumulation, train.micro_batch)
+        mask = self._split.mask[packs][:, 1:]
         return Step(
             packs=packs,
             tokens=int((self._split.segments[packs] > 0).sum()),
-            targets=int(self._split.mask[packs][:, 1:].sum()),
+            targets=int(np.count_nonzero(mask)),
+            weight=int(mask.sum(dtype=np.int64)) / WHOLE or 1.0,
             micro=tuple(micro[self._rank :: self._ranks]),
         )
 
@@ -83,7 +94,14 @@ class Loader:
 def to_batch(tokens: NDArray[np.integer], segments: NDArray[np.integer], mask: NDArray[np.integer]) -> Batch:
     """A batch from arrays of shape (packs, length) as `refit.packed` stores them."""
     ids = torch.from_numpy(tokens.astype(np.int64))
-    target = torch.from_numpy(mask.astype(bool))
+    target = torch.from_numpy(mask > 0)
     select = torch.zeros_like(target)
     select[:, :-1] = target[:, 1:]
-    return Batch(ids, torch.from_numpy(position_ids(segments)), select, ids[:, 1:][target[:, 1:]])
+    return Batch(
+        ids, torch.from_numpy(position_ids(segments)), select, ids[:, 1:][target[:, 1:]], _weights(mask[:, 1:])
+    )
+
+
+def _weights(mask: NDArray[np.integer]) -> Tensor | None:
+    weights = mask[mask > 0]
+    return torch.from_numpy(weights.astype(np.float32) / WHOLE) if (weights != WHOLE).any() else None

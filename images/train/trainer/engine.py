@@ -70,13 +70,13 @@ class Engine:
         loss: Tensor = self._engine(batch)
         return loss
 
-    def backward(self, loss: Tensor, targets: int, *, last: bool) -> None:
-        """Add the gradient of `loss / targets`, where `targets` counts over the whole step and all ranks.
+    def backward(self, loss: Tensor, weight: float, *, last: bool) -> None:
+        """Add the gradient of `loss / weight`, where `weight` is that of the whole step's targets on all ranks.
 
         DeepSpeed averages over ranks; a sum is what a mean over all targets needs. `last` says that the step's
         gradient is complete with this: after the others it counts on, and only reduces at the end.
         """
-        self._engine.backward(loss * (self._ranks / max(1, targets)), scale_wrt_gas=False)
+        self._engine.backward(loss * (self._ranks / weight), scale_wrt_gas=False)
         if not last:
             self._engine.step()
 

@@ -68,7 +68,7 @@ class Loop:
             with self._clock("forward"):
                 loss = self._engine.loss(batch)
             with self._clock("backward"):
-                self._engine.backward(loss, step.targets, last=index == len(step.micro))
+                self._engine.backward(loss, step.weight, last=index == len(step.micro))
             nll += float(loss.detach())
             self._wire.send("beat")
         with self._clock("wait"):
@@ -82,7 +82,7 @@ class Loop:
         except Diverged as error:
             raise self._diverged(number, step, nll, str(error)) from error
         record = {
-            "step": number + 1, "loss": nll / max(1, step.targets), "grad_norm": norm, "lr": rate,
+            "step": number + 1, "loss": nll / step.weight, "grad_norm": norm, "lr": rate,
             "tokens": step.tokens, "targets": step.targets, "seconds": time.perf_counter() - began, **self._spent,
         }  # fmt: skip
         self._spent = {}
@@ -113,7 +113,7 @@ class Loop:
 
     def _diverged(self, number: int, step: Step, nll: float, why: str) -> Diverged:
         scene = {
-            "step": number + 1, "why": why, "packs": step.packs.tolist(), "loss": str(nll / max(1, step.targets)),
+            "step": number + 1, "why": why, "packs": step.packs.tolist(), "loss": str(nll / step.weight),
             "learning_rate": learning_rate(self._task.train, number), "checkpoint": self._saved_at,
         }  # fmt: skip
         if self._rank == 0:

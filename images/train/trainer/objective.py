@@ -36,9 +36,16 @@ class Objective(nn.Module):
         self.register_state_dict_post_hook(_without_frozen)  # type: ignore[no-untyped-call]
 
     def forward(self, batch: Batch, answer: bool = False) -> Tensor:
-        """Negative log likelihood summed over the batch's targets, in float32; with `answer`, their logits."""
+        """Negative log likelihood by weight, summed over the batch's targets, in float32; with `answer`, their logits.
+
+        The weights are the training data's. Who judges a model by its loss takes `logits`: there each target is one.
+        """
         logits = self.logits(batch)
-        return logits if answer else functional.cross_entropy(logits, batch.labels, reduction="sum")
+        if answer:
+            return logits
+        if batch.weights is None:  # the sum in one kernel: another order of adding up would be other last bits
+            return functional.cross_entropy(logits, batch.labels, reduction="sum")
+        return (functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights).sum()
 
     def logits(self, batch: Batch) -> Tensor:
         """Float32 logits at the batch's targets, shape (targets, vocabulary)."""
