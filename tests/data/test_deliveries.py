@@ -212,6 +212,27 @@ def test_what_is_longer_than_a_pack_is_refused_and_a_plain_text_is_cut(line: Lin
     assert facts["tokens"]["train"]["sources"]["books"]["tokens"] > 48
 
 
+def test_a_record_is_as_long_in_tokens_as_is_allowed_and_a_new_bound_cleans_nothing_again(
+    small: Line, texts: Sentences
+) -> None:
+    answer = json.dumps({"mood": "good"})
+    small.data["max_bad_ratio"] = 0.5
+    small.deliver(
+        "odd", [{"instruction": "no", "output": answer}, {"instruction": " ".join(texts(9)), "output": answer}]
+    )
+    before = len(small.rows(small.dataset(), "quarantine.parquet"))
+    code, told = small.prepare("--set", "data.tokens={min: 70, max: 100}")
+    assert code == 0, told
+    again = [phase["name"] for phase in told["phases"] if not phase["cached"]]
+    assert again == ["tokenize", "pack"]
+    bad = small.rows(Path(told["manifest"].removeprefix("file://")).parent, "quarantine.parquet")
+    lengths = [row["reason"] for row in bad if row["reason"].startswith("length in tokens: ")]
+    assert len(lengths) == len(bad) - before == 2
+    assert all(reason.endswith("data.tokens allows 70 to 100") for reason in lengths)
+    code, told = small.prepare("--set", "data.tokens={min: 20, max: 10}")
+    assert "data.tokens: min is 20 and max is 10" in told["message"]
+
+
 def test_the_door_says_which_expectation_is_not_met(small: Line) -> None:
     code, answer = small.prepare("--set", "data.expect.min_records=1000")
     assert (code, answer["error"]) == (10, "BadRecords")

@@ -111,6 +111,19 @@ class Score(ScoreLimits):
         return self
 
 
+class TokenLimits(Spec):
+    """How long a record may be in tokens of the model that is trained, its template counted; others are set aside."""
+
+    min: Count = 1
+    max: Count | None = None
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> Self:
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"min is {self.min} and max is {self.max}; no record is so long")
+        return self
+
+
 class Dedup(Spec):
     """Exact, then MinHash near duplicates verified by exact Jaccard over n-grams."""
 
@@ -171,6 +184,7 @@ class Data(Spec):
         Rule(name="repeats"),
     )
     score: Score = Score()
+    tokens: TokenLimits = TokenLimits()
     max_records: Count | None = form(
         None, title="Records at most", help="Read no more than this of each source; empty for all."
     )

@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from refit.spec import Dedup, Expectations, Pipeline, Rule, ScoreLimits, Split
+from refit.spec import Dedup, Expectations, Pipeline, Rule, ScoreLimits, Split, TokenLimits
 
 
 class Settings(BaseModel):
@@ -85,7 +85,9 @@ class MixSettings(Settings):
 
 
 class TokenizeSettings(Settings):
-    """Nothing: the tokenizer and its template are an input."""
+    """How long a record may be; the tokenizer and its template are an input."""
+
+    tokens: TokenLimits
 
 
 class PackSettings(Settings):
@@ -161,7 +163,7 @@ def mix(spec: Pipeline) -> MixSettings:
 
 def tokenize(spec: Pipeline) -> TokenizeSettings:
     """The settings of `tokenize`."""
-    return TokenizeSettings()
+    return TokenizeSettings(tokens=spec.data.tokens)
 
 
 def pack(spec: Pipeline) -> PackSettings:

@@ -79,9 +79,10 @@ def _copy(
             out[place + at] = source[start + at]
 
 
-def without_the_unlearnt(laid: Laid) -> Laid:
-    """The same without the tokens of conversations in which nothing is learnt; their length becomes 0."""
-    keep = laid.learnt > 0
+def without(laid: Laid, which: Sequence[int]) -> Laid:
+    """The same without the tokens of some conversations; their length becomes 0."""
+    keep = np.ones(len(laid.lengths), np.bool_)
+    keep[list(which)] = False
     if keep[laid.lengths > 0].all():
         return laid
     kept = np.repeat(keep, laid.lengths)

@@ -17,15 +17,18 @@ from numpy.typing import NDArray
 from corpus import flat, record
 from corpus.quarantine import Quarantine
 from corpus.record import Message
+from corpus.settings import TokenizeSettings
 from corpus.task import QUARANTINE, RECORDS, Facts, Task
-from corpus.tokens import Encoded, Encoder
+from corpus.tokens import ANY_LENGTH, Encoded, Encoder
 from refit.fingerprint import file_digest
+from refit.spec import TokenLimits
 
 NAME = "documents"
 
 
 def run(task: Task) -> Facts:
     """Tokenize a shard, a group of rows at a time."""
+    settings: TokenizeSettings = task.settings
     folder = task.inputs["tokenizer"]
     vocabulary = file_digest(folder / "tokenizer.json")
     encoder = _encoder(folder, tuple(file_digest(path) for path in sorted(folder.iterdir())))
@@ -38,7 +41,7 @@ def run(task: Task) -> Facts:
         for group in range(given.num_row_groups):
             table = given.read_row_group(group)
             conversations = [record.load(messages) for messages in table.column("messages").to_pylist()]
-            encoded = write(out, encoder, conversations, table.column("id").to_pylist())
+            encoded = write(out, encoder, conversations, table.column("id").to_pylist(), settings.tokens)
             places = [table.column(name).to_pylist() for name in ("source", "file", "line")]
             for at, reason in encoded.refused:
                 source, file, line = (place[at] for place in places)
@@ -62,10 +65,11 @@ def _encoder(folder: Path, digests: tuple[str, ...]) -> Encoder:
 
 
 def write(
-    out: flat.Writer, encoder: Encoder, conversations: Sequence[Sequence[Message]], ids: Sequence[str]
-) -> Encoded:
+    out: flat.Writer, encoder: Encoder, conversations: Sequence[Sequence[Message]], ids: Sequence[str],
+    limits: TokenLimits = ANY_LENGTH,
+) -> Encoded:  # fmt: skip
     """Add conversations to a flat set, each with its id in hex; returns what they came to."""
-    encoded = encoder.encode(conversations)
+    encoded = encoder.encode(conversations, limits)
     kinds = np.array([flat.TEXT if one[0]["role"] == record.TEXT else flat.CONVERSATION for one in conversations])
     kinds[encoded.lengths == 0] = flat.REFUSED
     out.append(encoded.tokens, encoded.mask, encoded.lengths, _bytes(ids), kinds)

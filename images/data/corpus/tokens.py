@@ -21,11 +21,13 @@ from tokenizers import Tokenizer
 from corpus.gate import Gated
 from corpus.gather import Gathered
 from corpus.record import TEXT, Message
-from corpus.slots import lay_out, without_the_unlearnt
+from corpus.slots import lay_out, without
 from refit.chat import Template, load_template
+from refit.spec import TokenLimits
 
 # What the model reads when it is served is tokenized in one piece; so many conversations are compared with that.
 COMPARED = 64
+ANY_LENGTH = TokenLimits()
 NOTHING = "nothing to learn: no token of an answer is left"
 
 
@@ -54,6 +56,14 @@ class Encoded:
     refused: list[tuple[int, str]]
 
 
+def _outside(lengths: NDArray[np.int64], limits: TokenLimits) -> dict[int, str]:
+    """Why conversations are too short or too long, by their number."""
+    most = np.iinfo(np.int64).max if limits.max is None else limits.max
+    allowed = f"data.tokens allows {limits.min} to {'any number' if limits.max is None else limits.max}"
+    wrong = np.flatnonzero((lengths > 0) & ((lengths < limits.min) | (lengths > most)))
+    return {at: f"length in tokens: {lengths[at]}, {allowed}" for at in wrong.tolist()}
+
+
 class Encoder:
     """A base model's tokenizer and chat template."""
 
@@ -75,13 +85,17 @@ class Encoder:
         """Library and version that tokenized the last large batch."""
         return self._plain.name
 
-    def encode(self, conversations: Sequence[Sequence[Message]]) -> Encoded:
-        """Tokens and mask of conversations; each call is one batch, of as many as memory allows."""
+    def encode(self, conversations: Sequence[Sequence[Message]], limits: TokenLimits = ANY_LENGTH) -> Encoded:
+        """Tokens and mask of conversations; each call is one batch, of as many as memory allows.
+
+        Refused are those in which nothing is learnt, and those outside the limits.
+        """
         gathered = Gathered(self.template, self._whole.token_to_id)
         gathered.add(conversations)
         laid = lay_out(len(conversations), gathered.shapes(), gathered.tokenized(self._plain))
-        reasons = dict.fromkeys(np.flatnonzero(laid.learnt == 0).tolist(), NOTHING) | gathered.refused
-        laid = without_the_unlearnt(laid)
+        reasons = dict.fromkeys(np.flatnonzero(laid.learnt == 0).tolist(), NOTHING)
+        reasons |= _outside(laid.lengths, limits) | gathered.refused
+        laid = without(laid, list(reasons))
         return Encoded(laid.tokens, laid.mask, laid.lengths, sorted(reasons.items()))
 
     def rows(self, conversations: Sequence[Sequence[Message]]) -> list[Row | str]:
