@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from corpus import cli_pack, options
-from corpus.prepare import NAMES, prepare, share, tokenizer
+from corpus.inputs import tokenizer
+from corpus.phases import NAMES
+from corpus.prepare import prepare, share
 from refit import cli, files, job
 from refit.errors import BadInput
 from refit.job import Handler, Job
