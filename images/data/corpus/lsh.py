@@ -9,8 +9,10 @@ Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3.
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +26,8 @@ from corpus.shingles import Bytes, Hashes, Offsets, Texts, shingle
 from refit.spec import Dedup
 
 Index = NDArray[np.int64]
+Pick = Callable[[Index], Iterable[tuple[Texts, Index]]]
+"""Gives the texts of these numbers, which rise, in parts: some texts, and which of them are meant, by their place."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,13 @@ class Matches:
     sets: Sets
 
 
-def clusters(parts: Iterable[Texts], settings: Dedup) -> Clusters:
+def clusters(parts: Iterable[Texts], settings: Dedup, pick: Pick | None = None) -> Clusters:
     """Texts, numbered on through all parts, connected by pairs whose similarity is at least the threshold.
 
-    `parts` is gone through twice, one part at a time: it may read each anew.
+    `parts` is gone through twice, one part at a time: it may read each anew. With `pick` only once: the second time
+    few of the texts are looked at, and it gives these alone.
     """
-    index = _Index(parts, settings)
+    index = _Index(parts, settings, pick)
     root = np.arange(index.count, dtype=np.int64)
     tried = verified = 0
     for order, edges in index.buckets:
@@ -76,8 +81,7 @@ def clusters(parts: Iterable[Texts], settings: Dedup) -> Clusters:
             order, edges, index.sets.grams, index.sets.start, index.sets.size, settings.threshold, root
         )
         tried, verified = tried + more_tried, verified + more_verified
-    for text in range(len(root)):
-        root[text] = root[root[text]]  # links point downwards, so one pass from below finds every root
+    _settle(root)
     return Clusters(root, tried, verified, index.sets)
 
 
@@ -95,11 +99,11 @@ def matches(parts: Iterable[Texts], rank: NDArray[np.int64], settings: Dedup) ->
 class _Index:
     """The texts that share a band's key with another, by band, and the sets of n-grams of all of them."""
 
-    def __init__(self, parts: Iterable[Texts], settings: Dedup) -> None:
+    def __init__(self, parts: Iterable[Texts], settings: Dedup, pick: Pick | None = None) -> None:
         keys: list[Hashes] = []
         sizes: list[Index] = []
         for texts in parts:
-            keys.append(np.zeros((settings.bands, len(texts)), np.uint64))
+            keys.append(_pages(settings.bands, len(texts)))
             sizes.append(np.zeros(len(texts), np.int64))
             band_keys(texts, settings.ngram, settings.rows, settings.seed, keys[-1], sizes[-1])
         size = np.concatenate([np.zeros(0, np.int64), *sizes])
@@ -111,7 +115,16 @@ class _Index:
         for order, _ in self.buckets:
             shared[order] = True
         wanted = np.flatnonzero(shared)
-        self.sets = _sets(parts, wanted, size[wanted] + settings.ngram, self.count, settings.ngram)
+        picked = pick(wanted) if pick else _picked(parts, wanted)
+        self.sets = _sets(picked, wanted, size[wanted] + settings.ngram, self.count, settings.ngram)
+
+
+def _pages(*shape: int) -> Hashes:
+    """Zeros in pages of their own, which go back to the machine with them: what is so big must not stay as waste."""
+    size = 8 * math.prod(shape)
+    return np.frombuffer(
+        mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint64, size // 8
+    ).reshape(shape)
 
 
 def _bucket(keys: Sequence[Hashes], number: int, sizes: Index) -> tuple[Index, Index]:
@@ -139,39 +152,49 @@ def _bucket(keys: Sequence[Hashes], number: int, sizes: Index) -> tuple[Index, I
     return found[np.lexsort((found, np.repeat(np.arange(len(length)), length)))], edges
 
 
-def _sets(parts: Iterable[Texts], wanted: Index, rooms: Index, count: int, ngram: int) -> Sets:
-    """The sets of the wanted ones of `count` texts, whose numbers rise; `rooms` bounds the words of each."""
-    start, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    start[wanted] = np.cumsum(rooms) - rooms
-    grams = np.empty(int(rooms.sum()), np.uint64)
+def _picked(parts: Iterable[Texts], wanted: Index) -> Iterator[tuple[Texts, Index]]:
     first = 0
     for texts in parts if len(wanted) else ():
         last = first + len(texts)
-        own = wanted[slice(*np.searchsorted(wanted, (first, last)))] - first
-        _fill_in_parts(texts, own, ngram, Sets(grams, start[first:last], size[first:last]))
+        yield texts, wanted[slice(*np.searchsorted(wanted, (first, last)))] - first
         first = last
-    return Sets(grams, start, size)
 
 
-def _fill_in_parts(texts: Texts, wanted: Index, n: int, sets: Sets) -> None:
-    in_parts(
-        lambda first, last: _fill(texts.data, texts.offsets, wanted[first:last], n, sets.grams, sets.start, sets.size),
-        len(wanted),
-    )
+def _sets(picked: Iterable[tuple[Texts, Index]], wanted: Index, rooms: Index, count: int, ngram: int) -> Sets:
+    """The sets of the wanted ones of `count` texts, whose numbers rise; `rooms` bounds the words of each."""
+    start, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    start[wanted] = np.cumsum(rooms) - rooms
+    sets = Sets(np.empty(int(rooms.sum()), np.uint64), start, size)
+    done = 0
+    for texts, own in picked:
+        _fill_in_parts(texts, own, wanted[done : done + len(own)], ngram, sets)
+        done += len(own)
+    return sets
+
+
+def _fill_in_parts(texts: Texts, own: Index, numbers: Index, n: int, sets: Sets) -> None:
+    def part(first: int, last: int) -> None:
+        of, to = own[first:last], numbers[first:last]
+        _fill(texts.data, texts.offsets, of, to, n, sets.grams, sets.start, sets.size)
+
+    in_parts(part, len(own))
 
 
 @kernel
-def _fill(data: Bytes, offsets: Offsets, wanted: Index, n: int, grams: Hashes, start: Index, size: Index) -> None:
-    for text in wanted:
-        place = grams[start[text] :]
+def _fill(
+    data: Bytes, offsets: Offsets, own: Index, numbers: Index, n: int, grams: Hashes, start: Index, size: Index
+) -> None:
+    for at in range(len(own)):
+        text, number = own[at], numbers[at]
+        place = grams[start[number] :]
         count = shingle(data, offsets[text], offsets[text + 1], n, place)
         sort_hashes(place, count)
         unique = 0
-        for at in range(count):
-            if at == 0 or place[at] != place[at - 1]:
-                place[unique] = place[at]
+        for gram in range(count):
+            if gram == 0 or place[gram] != place[gram - 1]:
+                place[unique] = place[gram]
                 unique += 1
-        size[text] = unique
+        size[number] = unique
 
 
 @kernel
@@ -242,6 +265,12 @@ def _root(root: Index, text: int) -> int:
         root[text] = root[root[text]]
         text = root[text]
     return text
+
+
+@kernel
+def _settle(root: Index) -> None:
+    for text in range(len(root)):
+        root[text] = root[root[text]]  # links point downwards, so one pass from below finds every root
 
 
 @kernel
