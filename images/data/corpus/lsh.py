@@ -23,6 +23,8 @@ from corpus.shingles import Bytes, Hashes, Offsets, Texts, shingle
 from refit.spec import Dedup
 
 Index = NDArray[np.int64]
+Pick = Callable[[Index], Iterable[Texts]]
+"""Gives the texts of these numbers, which rise, in parts."""
 
 BANDS_AT_ONCE = 4
 """A band at work takes some fifty bytes a text: not one a core, where there are many."""
@@ -74,23 +76,21 @@ class _Shared:
     texts: Index
 
 
-def clusters(parts: Iterable[Texts], settings: Dedup) -> Clusters:
+def clusters(parts: Iterable[Texts], settings: Dedup, pick: Pick | None = None) -> Clusters:
     """Texts, numbered on through all parts, connected by pairs whose similarity is at least the threshold.
 
-    `parts` is gone through twice, one part at a time: it may read each anew.
+    `parts` is gone through twice, one part at a time: it may read each anew. With `pick` only once: the second time few
+    of the texts are looked at, and it gives these alone.
     """
     shared = _share(_signed(parts, settings))  # the keys are let go here
-    return _linked(shared, _sets(_those(parts, shared.texts), shared, settings.ngram), settings.threshold)
+    picked = _whole(pick(shared.texts)) if pick else _those(parts, shared.texts)
+    return _linked(shared, _sets(picked, shared, settings.ngram), settings.threshold)
 
 
-def clusters_of(given: Signed, texts: Callable[[Index], Iterable[Texts]], settings: Dedup) -> Clusters:
-    """As `clusters`, of texts that are signed: `texts` gives those of some rising numbers, in parts, and is asked once.
-
-    It is asked for those alone that share a band's key with another.
-    """
+def clusters_of(given: Signed, pick: Pick, settings: Dedup) -> Clusters:
+    """As `clusters`, of texts that are signed; those that share a band's key with another are picked, once."""
     shared = _share(given)
-    parts = ((part, np.arange(len(part))) for part in texts(shared.texts))
-    return _linked(shared, _sets(parts, shared, settings.ngram), settings.threshold)
+    return _linked(shared, _sets(_whole(pick(shared.texts)), shared, settings.ngram), settings.threshold)
 
 
 def matches(parts: Iterable[Texts], rank: NDArray[np.int64], settings: Dedup) -> Matches:
@@ -128,8 +128,7 @@ def _linked(shared: _Shared, sets: Sets, threshold: float) -> Clusters:
     for order, edges in shared.buckets:
         more_tried, more_verified = _link(order, edges, sets.grams, sets.start, sets.size, threshold, root)
         tried, verified = tried + more_tried, verified + more_verified
-    for text in range(len(root)):
-        root[text] = root[root[text]]  # links point downwards, so one pass from below finds every root
+    _settle(root)
     return Clusters(root, tried, verified, sets)
 
 
@@ -155,6 +154,10 @@ def _bucket(band: Hashes, sizes: Index) -> tuple[Index, Index]:
     found = texts[order[np.repeat(several, last - first)]]
     # Which of equal keys a sort puts first is its own affair; what we tell of the work must not depend on it.
     return found[np.lexsort((found, np.repeat(np.arange(len(length)), length)))], edges
+
+
+def _whole(parts: Iterable[Texts]) -> Iterator[tuple[Texts, Index]]:
+    return ((texts, np.arange(len(texts))) for texts in parts)
 
 
 def _those(parts: Iterable[Texts], wanted: Index) -> Iterator[tuple[Texts, Index]]:
@@ -274,6 +277,13 @@ def _root(root: Index, text: int) -> int:
         root[text] = root[root[text]]
         text = root[text]
     return text
+
+
+@kernel
+def _settle(root: Index) -> None:
+    """Links point downwards, so one pass from below finds every root."""
+    for text in range(len(root)):
+        root[text] = root[root[text]]
 
 
 @kernel

@@ -5,6 +5,8 @@ A signature estimates the Jaccard similarity of two sets of n-grams: the share o
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -31,7 +33,7 @@ def signed(parts: Iterable[Texts], *, ngram: int, bands: int, rows: int, seed: i
     keys: list[Hashes] = []
     sizes = [np.zeros(0, np.int64)]
     for texts in parts:
-        keys.append(np.zeros((bands, len(texts)), np.uint64))
+        keys.append(_pages(bands, len(texts)))
         sizes.append(np.zeros(len(texts), np.int64))
         band_keys(texts, ngram, rows, seed, keys[-1], sizes[-1])
 
@@ -39,6 +41,13 @@ def signed(parts: Iterable[Texts], *, ngram: int, bands: int, rows: int, seed: i
         return np.concatenate([np.zeros(0, np.uint64), *(part[number] for part in keys)])
 
     return Signed(bands, np.concatenate(sizes), band)
+
+
+def _pages(*shape: int) -> Hashes:
+    """Zeros in pages of their own, which go back to the machine with them: what is so big must not stay as waste."""
+    size = 8 * math.prod(shape)
+    pages = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, np.uint64, size // 8).reshape(shape)
 
 
 def permutations(count: int, seed: int) -> tuple[Factors, Factors]:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pyarrow as pa
 
-from corpus import flat, letters, lsh, overlap, repeated
+from corpus import flat, letters, lsh, overlap, repeated, shelf
 from corpus.packing import pack_documents
 from corpus.shingles import Texts
 from refit.spec import Dedup
@@ -18,6 +18,7 @@ SETTINGS = Dedup(threshold=0.5, ngram=2)
 
 def main() -> None:
     """Run each on a few texts, with the types that the phases use."""
+    lines()
     clusters()
     texts, some = _texts(), np.arange(4, dtype=np.int64)
     lsh.matches([texts], np.arange(len(texts), dtype=np.int64) % 3, SETTINGS)
@@ -31,6 +32,16 @@ def main() -> None:
 def clusters() -> None:
     """Those that `lsh.clusters` runs."""
     lsh.clusters([_texts()], SETTINGS)
+
+
+def lines() -> None:
+    """Those that read rows of jsonl, and take their texts."""
+    with TemporaryDirectory() as name, shelf.Shelf(Path(name, "aside")) as rows:
+        path = Path(name, "warm.jsonl")
+        path.write_bytes(b'{"id": "a", "text": "b"}')
+        rows.add_lines(path, lambda span: ())
+        rows.texts(rows.blocks[0])
+        rows.repeated_id()
 
 
 def packs() -> None:
