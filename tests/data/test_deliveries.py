@@ -390,3 +390,13 @@ def test_what_holds_a_question_of_an_evaluation_set_is_no_training(small: Line) 
     small.data["decontaminate"] = {"against": ["file:///nowhere"]}
     code, answer = small.prepare()
     assert (code, "data.decontaminate.against[0]" in answer["message"]) == (10, True)
+
+
+def test_text_that_was_once_decoded_wrongly_is_mended_or_set_aside_unless_a_line_says_otherwise(small: Line) -> None:
+    answer = json.dumps({"mood": "good"})
+    wrong = ["Der K\u00c3\u00a4se im Laden war sehr gut und billig.", "Der K\ufffdse im Laden war sehr gut und teuer."]
+    small.deliver("odd", [{"instruction": text, "output": answer} for text in wrong])
+    folder = small.dataset()
+    (clean,) = (told for told in small.manifest(folder).facts["before"] if told["name"] == "clean")
+    assert clean["rules"]["unicode_form"]["changed"] == 1
+    assert [row["reason"].partition(":")[0] for row in small.rows(folder, "quarantine.parquet")] == ["unicode_form"]

@@ -178,6 +178,7 @@ class Data(Spec):
     system: str = ""
     label_key: str | None = None
     rules: tuple[Rule, ...] = (
+        Rule(name="unicode_form"),
         Rule(name="control_characters"),
         Rule(name="length"),
         Rule(name="url_ratio"),
