@@ -248,6 +248,26 @@ class Checkpoint(Spec):
     keep_last: Count = 3
 
 
+class Validation(Spec):
+    """The loss on the validation split while training goes on. The checkpoint of the lowest one is kept.
+
+    With `patience` training ends after so many looks without a lower loss. `publish: best` publishes the weights of the
+    lowest loss instead of the last ones.
+    """
+
+    every_steps: Count | None = None
+    patience: Count | None = None
+    publish: Literal["last", "best"] = "last"
+
+    @model_validator(mode="after")
+    def _somebody_looks(self) -> Self:
+        if self.every_steps is None and (self.patience is not None or self.publish == "best"):
+            raise ValueError(
+                "train.validation has patience or publish: best, and no every_steps: nobody looks; set every_steps"
+            )
+        return self
+
+
 class Train(Spec):
     """How the model learns.
 
@@ -300,6 +320,7 @@ class Train(Spec):
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     seed: int = 1
     checkpoint: Checkpoint = Checkpoint()
+    validation: Validation = Validation()
     smoke_steps: Count = 3
     smoke_minutes: Positive = 10.0
     heartbeat_seconds: Positive = 2.0

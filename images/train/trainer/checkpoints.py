@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from refit import log
 from refit.errors import BadInput, StoreUnavailable
@@ -75,6 +76,12 @@ def newest(output: str, fingerprint: str) -> Checkpoint | None:
     return None
 
 
+def best(uri: str) -> dict[str, Any] | None:
+    """What a checkpoint says of the lowest loss on the validation split up to it; None where nobody had looked."""
+    found: dict[str, Any] | None = store_for(uri).require(uri, KIND).facts.get("best")
+    return found
+
+
 def faults(uri: str, manifest: Manifest) -> list[str]:
     """What is wrong with a checkpoint, in words; empty when it is whole."""
     try:
@@ -114,11 +121,12 @@ def verify(uri: str) -> Checkpoint:
     return Checkpoint(uri, int(manifest.facts["step"]), manifest)
 
 
-def retain(output: str, keep: int) -> None:
-    """Throw away all but the newest `keep`. A checkpoint that was just written is always among them."""
+def retain(output: str, keep: int, best: int | None = None) -> None:
+    """Throw away all but the newest `keep` and that of the step `best`. One that was just written is always kept."""
     store = store_for(output)
     for old in list(committed(output))[max(1, keep) :]:
-        store.remove(old.uri)
+        if old.step != best:
+            store.remove(old.uri)
 
 
 def clear_drafts(output: str) -> None:

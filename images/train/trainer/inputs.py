@@ -14,6 +14,9 @@ from refit.packed import Packed
 from refit.spec import Train
 from refit.store import store_for
 
+READ = ("train.", "validation.")
+"""What a training reads of a dataset begins so."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
@@ -38,6 +41,8 @@ def locate(job: Job) -> Inputs:
     dataset, dataset_manifest = _stage(dataset_uri, "dataset")
     base, base_manifest = _stage(base_uri, "model")
     split = train_split(dataset)
+    if train.validation.every_steps:
+        validation_split(dataset)
     if split.header.vocabulary != file_digest(base / "tokenizer.json"):
         raise BadInput(
             f"{dataset_uri}: made with another tokenizer than the one of {base_uri}. Prepare the data again with this "
@@ -78,6 +83,21 @@ def train_split(dataset: Path) -> Packed:
     return split
 
 
+def validation_split(dataset: Path) -> Packed:
+    """The packs to look at.
+
+    Raises:
+        BadInput: there are none.
+    """
+    split = packed.read(dataset, "validation")
+    if split.header.packs == 0 or split.header.targets == 0:
+        raise BadInput(
+            f"{dataset}: the validation split is empty, and train.validation.every_steps asks for its loss. Raise "
+            "data.split.validation, or leave train.validation out."
+        )
+    return split
+
+
 def supported(train: Train) -> None:
     """Refuse what this trainer cannot do, by name."""
     if train.nodes > 1:
@@ -95,7 +115,7 @@ def _stage(uri: str, kind: str) -> tuple[Path, Manifest]:
     # What is trained on is what its name says: a flipped bit here would be a wrong model with a right fingerprint.
     used = manifest
     if kind == "dataset":
-        used = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path.startswith("train."))})
+        used = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path.startswith(READ))})
     wrong = damage(folder, used)
     if wrong:
         raise BadInput(f"{uri}: the {kind} is damaged: {'; '.join(wrong[:3])}. Make it again.")

@@ -138,6 +138,8 @@ class Launcher:
             if kind == "step":
                 self.last = message
                 self._recent.append((message["tokens"], message["seconds"]))
+                if "validation_loss" in message:
+                    log.event("validation", step=message["step"], loss=message["validation_loss"])
             elif kind == "saved":
                 log.event("checkpoint", step=message["step"])
                 metrics.upload(self._run.folder, self._run.job.output)

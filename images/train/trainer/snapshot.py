@@ -21,8 +21,9 @@ from trainer.engine import Engine
 from trainer.task import Task
 
 
-def save(engine: Engine, task: Task, step: int, facts: dict[str, Any]) -> None:
-    """Write the checkpoint of `step` finished steps; all ranks together. Afterwards only the newest few are kept.
+def save(engine: Engine, task: Task, step: int, facts: dict[str, Any], best: int | None = None) -> None:
+    """Write the checkpoint of `step` finished steps; all ranks together. Afterwards only the newest few are kept, and
+    that of the step `best`.
 
     Raises:
         Infrastructure: another trainer has taken the output over.
@@ -46,7 +47,7 @@ def save(engine: Engine, task: Task, step: int, facts: dict[str, Any]) -> None:
                     facts={"step": step, "ranks": task.ranks, "zero_stage": task.train.zero_stage, **facts},
                 )
             )  # fmt: skip
-            checkpoints.retain(task.job.output, task.train.checkpoint.keep_last)
+            checkpoints.retain(task.job.output, task.train.checkpoint.keep_last, best)
     distributed.barrier()  # nobody goes on, or ends, as if it were there before it is
 
 

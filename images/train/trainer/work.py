@@ -16,10 +16,11 @@ from trainer import checkpoints, snapshot
 from trainer.batches import Loader
 from trainer.engine import Engine, connect
 from trainer.export import export
-from trainer.inputs import train_split
+from trainer.inputs import train_split, validation_split
 from trainer.loop import Loop
 from trainer.objective import build
 from trainer.task import Task, Wire
+from trainer.validation import Best, Watch
 
 Stopping = Callable[[], bool]
 
@@ -42,11 +43,31 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     wire.send("beat")
     if task.checkpoint:
         snapshot.load(engine, task, task.checkpoint)
-    loop = Loop(engine, loader, task, wire, stopping)
+    watch = _watch(engine, task, wire)
+    loop = Loop(engine, loader, task, wire, stopping, watch)
     wire.send("ready", step=task.step)
     loop.run(task.step, task.train.max_steps)
     wire.send("phase", name="export")
-    return export(engine, task, loader)
+    best = watch.best if watch else None
+    if best is not None and task.train.validation.publish == "best":
+        del engine, loop, watch
+        engine = _engine(task, loader)
+        # Whole, or nothing is published: what was asked for is not replaced by what is at hand.
+        snapshot.load(engine, task, checkpoints.verify(checkpoints.address(task.job.output, best.step)).uri)
+    return {**export(engine, task, loader), "best": best.as_dict() if best else None}
+
+
+def _watch(engine: Engine, task: Task, wire: Wire) -> Watch | None:
+    """Who looks at the validation split, knowing what was the best before a resume."""
+    settings = task.train.validation
+    if settings.every_steps is None:
+        return None
+    best = checkpoints.best(task.checkpoint) if task.checkpoint else None
+    split = validation_split(task.dataset)
+    return Watch(
+        engine, split, settings, micro_batch=task.train.micro_batch, best=Best(**best) if best else None,
+        beat=lambda: wire.send("beat"),
+    )  # fmt: skip
 
 
 def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:

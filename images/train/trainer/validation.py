@@ -1,0 +1,101 @@
+"""The loss on data that is not learnt from: how good the model is by it, which checkpoint is the best, when to stop.
+
+Every target counts whole, whatever it weighs in training: the model is judged here, not the data. Nothing random is
+drawn, so a training with looks and one without take the very same steps.
+
+What it does not do: decide whether a model is good enough (the exam and the gate do).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed
+from torch.nn import functional
+
+from refit.errors import Diverged
+from refit.packed import Packed
+from refit.spec import Validation
+from trainer.batches import to_batch
+from trainer.engine import Engine
+
+
+@dataclass(frozen=True)
+class Best:
+    """The lowest loss so far: after which step, and how many looks there have been since without a lower one."""
+
+    step: int
+    loss: float
+    since: int = 0
+
+    def after(self, step: int, loss: float) -> Best:
+        """What is the best once a loss more is known."""
+        return Best(step, loss) if loss < self.loss else Best(self.step, self.loss, self.since + 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+class Watch:
+    """Looks at the validation split now and then; all ranks look together, and all see the same."""
+
+    def __init__(
+        self, engine: Engine, split: Packed, settings: Validation, *, micro_batch: int, best: Best | None,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._engine, self._split, self._settings = engine, split, settings
+        self._micro_batch, self._beat = micro_batch, beat
+        self.best = best
+
+    def is_due(self, step: int, last: int) -> bool:
+        """Whether to look after `step` finished steps; after the last one always."""
+        every = self._settings.every_steps
+        return every is not None and (step % every == 0 or step == last)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there is no use in going on."""
+        patience = self._settings.patience
+        return patience is not None and self.best is not None and self.best.since >= patience
+
+    def look(self, step: int) -> float:
+        """The loss after `step` finished steps: the mean over all targets of the split.
+
+        Raises:
+            Diverged: it is not finite.
+        """
+        loss = self._loss()
+        if not math.isfinite(loss):
+            raise Diverged(f"after step {step} the loss on the validation split is {loss}; lower train.learning_rate.")
+        self.best = self.best.after(step, loss) if self.best else Best(step, loss)
+        return loss
+
+    def _loss(self) -> float:
+        total = torch.zeros(2, dtype=torch.float64)
+        for packs, is_own in self._share():
+            batch = to_batch(self._split.tokens[packs], self._split.segments[packs], self._split.mask[packs])
+            logits = self._engine.logits(batch)
+            self._beat()
+            if is_own:
+                total[0] += float(functional.cross_entropy(logits, batch.labels, reduction="sum"))
+                total[1] += len(batch.labels)
+        distributed.all_reduce(total)
+        return float(total[0] / total[1])
+
+    def _share(self) -> list[tuple[NDArray[np.int64], bool]]:
+        """This rank's batches of packs. All ranks have as many, since with ZeRO 3 a forward pass is everybody's: who
+        has too few takes the first one again, and does not count it.
+        """
+        packs = np.arange(self._split.header.packs)
+        batches = [packs[at : at + self._micro_batch] for at in range(0, len(packs), self._micro_batch)]
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+        turns = -(-len(batches) // ranks)
+        own = [rank + turn * ranks for turn in range(turns)]
+        return [(batches[at], True) if at < len(batches) else (batches[0], False) for at in own]

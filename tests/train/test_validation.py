@@ -1,0 +1,87 @@
+"""The loss on the validation split: to look disturbs nothing, the best is kept, and who gets no better stops."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from conftest import House
+
+from refit.errors import BadSpec
+from refit.pipeline import load as load_spec
+from refit.store import store_for
+from trainer.validation import Best
+
+LOOKS = ("train.validation.every_steps=4",)
+OVERSHOOTS = (
+    "train.schedule=constant", "train.learning_rate=0.3", "train.max_steps=40", "train.warmup_steps=0",
+    "train.checkpoint.every_steps=100", "train.checkpoint.keep_last=1", "train.validation.every_steps=1",
+)  # fmt: skip
+
+
+def looks(house: House, output: str) -> dict[int, float]:
+    return {r["step"]: r["validation_loss"] for r in house.metrics(output) if "validation_loss" in r}
+
+
+def test_the_best_is_the_lowest_and_the_first_of_equals() -> None:
+    best = Best(2, 1.0)
+    assert best.after(4, 1.0) == Best(2, 1.0, since=1)
+    assert best.after(4, 1.5).after(6, 1.2) == Best(2, 1.0, since=2)
+    assert best.after(4, 1.5).after(6, 0.9) == Best(6, 0.9)
+
+
+@pytest.mark.parametrize("wrong", ["train.validation.patience=2", "train.validation.publish=best"])
+def test_what_needs_looks_asks_for_them(house: House, wrong: str) -> None:
+    with pytest.raises(BadSpec, match="set every_steps"):
+        load_spec(house.spec, [wrong])
+
+
+@pytest.mark.integration
+def test_a_training_with_looks_takes_the_same_steps(house: House, trained: dict) -> None:
+    answer = house.train("watched", sets=LOOKS)
+    assert house.losses("watched") == house.losses("alone")
+    assert answer["model_digest"] == trained["model_digest"]
+    seen = looks(house, "watched")
+    assert list(seen) == [4, 8, 12]
+    assert seen[12] < seen[4]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("stage", [0, 3])
+def test_any_number_of_ranks_sees_the_same_loss(house: House, stage: int) -> None:
+    house.train(f"alone-{stage}", sets=("train.max_steps=4", *LOOKS))
+    house.train(f"two-{stage}", ranks=2, sets=("train.max_steps=4", f"train.zero_stage={stage}", *LOOKS))
+    assert looks(house, f"two-{stage}") == pytest.approx(looks(house, f"alone-{stage}"), rel=1e-3)
+
+
+@pytest.mark.integration
+def test_it_stops_when_it_gets_no_better_and_publishes_the_best(house: House) -> None:
+    answer = house.train("patient", sets=(*OVERSHOOTS, "train.validation.patience=2", "train.validation.publish=best"))
+    seen = looks(house, "patient")
+    best = min(seen, key=lambda step: seen[step])
+    assert answer["steps"] == len(seen) == best + 2 < 40
+    assert sorted(path.name for path in (house.root / "patient/checkpoints").glob("step-*")) == sorted(
+        [f"step-{best}", f"step-{best + 2}"]
+    )
+    facts = store_for(house.base).require(house.uri("patient"), "train").facts
+    assert facts["best"] == {"step": best, "loss": seen[best], "since": 2}
+    short = house.train("short", sets=(*OVERSHOOTS, f"train.max_steps={best}"))
+    assert short["model_digest"] == answer["model_digest"]
+
+
+@pytest.mark.integration
+def test_a_resume_knows_the_best_and_how_long_ago_it_was(house: House) -> None:
+    sets = (*OVERSHOOTS, "train.validation.patience=2")
+    whole = house.train("undisturbed", sets=sets)
+    output = house.root / "disturbed"
+    shutil.copytree(house.root / "undisturbed", output)
+    (output / "manifest.json").unlink()
+    again = house.train("disturbed", sets=sets)
+    assert again["resumed_from"] == whole["steps"], "it had stopped, and stops again"
+    assert again["model_digest"] == whole["model_digest"]
+    shutil.rmtree(output / "checkpoints" / f"step-{whole['steps']}")
+    (output / "manifest.json").unlink()
+    again = house.train("disturbed", sets=sets)
+    assert again["resumed_from"] == whole["steps"] - 2
+    assert (again["steps"], again["model_digest"]) == (whole["steps"], whole["model_digest"])
+    assert looks(house, "disturbed") == looks(house, "undisturbed")
