@@ -19,7 +19,7 @@ from corpus.binpack import best_fit_decreasing
 from corpus.flat import CONVERSATION, REFUSED, TEXT, Flat
 from corpus.packing import Overflow, Result, pack_documents
 from corpus.tokens import Row
-from refit import packed
+from refit import domains, packed
 from refit.errors import BadInput
 
 SIZE = 70000
@@ -249,3 +249,29 @@ def test_a_million_lengths_leave_a_thousandth_of_the_room_at_most() -> None:
     lengths = np.minimum(np.random.default_rng(1).lognormal(5.5, 1.0, 1_000_000).astype(np.int64) + 1, 4096)
     found = best_fit_decreasing(lengths, 4096)
     assert 1 - lengths.sum() / (found.packs * 4096) <= 0.001
+
+
+def test_the_domain_of_every_token_is_that_of_its_document(tmp_path: Path) -> None:
+    lengths = [5, 30, 1, 12, 45, 7, 16, 3]
+    one = flat_set(tmp_path, [(length, TEXT) for length in lengths])
+    result, train = packs(tmp_path, [one], 16, times=np.array([1, 2, 1, 0, 1, 3, 1, 1]))
+    names = [f"d{number % 3}" for number in range(len(lengths))]
+    domains.write(tmp_path, "train", [names[row] for row in result.pieces.tolist()], result.packs, train.header.packs)
+    known = domains.read(tmp_path, "train")
+    assert known is not None
+    document_of = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.random.default_rng(1).permutation(train.header.packs)
+    segments = train.segments[order]
+    found = known.of(order, segments)
+    said = segments > 0
+    assert (found[~said] == -1).all()
+    wanted = [names[document_of[token - 1]] for token in train.tokens[order][said].tolist()]
+    assert [known.names[number] for number in found[said].tolist()] == wanted
+
+
+def test_domains_that_do_not_fit_their_packs_are_refused(tmp_path: Path) -> None:
+    assert domains.read(tmp_path, "train") is None
+    domains.write(tmp_path, "train", ["a", "b"], np.array([0, 1]), 2)
+    (tmp_path / "train.domains.bin").write_bytes(b"\1\0")
+    with pytest.raises(BadInput, match="Prepare the data again"):
+        domains.read(tmp_path, "train")

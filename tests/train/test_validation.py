@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
+import tickets
+import torch
 from conftest import House
 
 from refit.errors import BadSpec
 from refit.pipeline import load as load_spec
 from refit.store import store_for
+from trainer.batches import to_batch
+from trainer.objective import Objective, load
 from trainer.validation import Best
 
 LOOKS = ("train.validation.every_steps=4",)
@@ -44,6 +49,24 @@ def test_a_training_with_looks_takes_the_same_steps(house: House, trained: dict)
     seen = looks(house, "watched")
     assert list(seen) == [4, 8, 12]
     assert seen[12] < seen[4]
+    last = house.metrics("watched")[-1]
+    assert last["validation_losses"] == pytest.approx(by_intent(house, answer["model"]), rel=1e-5)
+    assert min(last["validation_losses"].values()) < seen[12] < max(last["validation_losses"].values())
+
+
+def by_intent(house: House, model: str) -> dict[str, float]:
+    """The mean loss of the tickets of each intent, one at a time, without packs."""
+    base, folder = (store_for(uri).local(uri) for uri in (house.base, model))
+    objective = Objective(load(folder, dtype=torch.float32, attention="eager").eval(), bfloat16=False)
+    sums: dict[str, list[float]] = {}
+    documents = zip(tickets.documents(base, 40, 2), tickets.tickets(40, 2), strict=True)
+    for document, (_, answer) in documents:
+        batch = to_batch(*tickets.pack([document], tickets.LENGTH))
+        total = sums.setdefault(json.loads(answer)["intent"], [0.0, 0.0])
+        with torch.no_grad():
+            total[0] += float(objective(batch))
+        total[1] += len(batch.labels)
+    return {intent: loss / count for intent, (loss, count) in sums.items()}
 
 
 @pytest.mark.integration

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from refit import packed
+from refit import domains, packed
 from refit.fingerprint import file_digest
 from refit.manifest import Manifest
 from refit.packed import WHOLE
@@ -81,5 +81,8 @@ def dataset(uri: str, base: Path, count: int = 400, length: int = LENGTH, weight
                 draft.path, split, tokens=tokens, segments=segments, mask=mask, vocabulary=vocabulary,
                 vocabulary_size=int(tokens.max()) + 1, samples=number,
             )  # fmt: skip
+            own = [json.loads(answer)["intent"] for _, answer in tickets(number, seed)]
+            packs = np.repeat(np.arange(len(segments)), segments.max(axis=1))
+            domains.write(draft.path, split, own, packs, len(segments))
         draft.commit(Manifest(kind="dataset", fingerprint="tickets"))
     return uri

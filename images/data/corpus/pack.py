@@ -1,6 +1,6 @@
 """Phase 8, pack: the chosen documents become packs of tokens, and the dataset folder that training and evaluation read.
 
-    train.*, validation.*   the packed format (refit.packed)
+    train.*, validation.*   the packed format (refit.packed), and the domain of each document (refit.domains)
     heldout.parquet         the exam: what is asked, and the right answer, as text
     quarantine.parquet      the bad records of all phases
     data_docs/              what Great Expectations found at the door out
@@ -26,7 +26,7 @@ from corpus.settings import PackSettings
 from corpus.sides import Side
 from corpus.task import QUARANTINE, Facts, Task
 from corpus.tokens import COMPARED, Encoder
-from refit import packed
+from refit import domains, packed
 from refit.errors import BadRecords
 
 PACKED, HELD = ("train", "validation"), "heldout"
@@ -96,6 +96,9 @@ def _pack(side: Side, name: str, task: Task, encoder: Encoder, bad: Quarantine) 
         side.sets, side.documents, side.times, length=settings.pack_length, pad=encoder.pad, seed=settings.seed,
         folder=task.folder, split=name, vocabulary=side.sets[0].header.vocabulary, vocabulary_size=encoder.size,
     )  # fmt: skip
+    names = side.table.column("domain").to_pylist()
+    own = [names[row] for row in result.pieces.tolist()]
+    domains.write(task.folder, name, own, result.packs, result.header.packs)
     refused = side.table.take(pa.array(result.refused))
     places = [refused.column(column).to_pylist() for column in ("source", "file", "line")]
     for number, messages in rows.conversations(refused, task.shards["records"]):

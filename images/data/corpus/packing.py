@@ -72,12 +72,17 @@ class Counts:
 
 @dataclass(frozen=True)
 class Result:
-    """The split that was written. `refused` and `dropped` are indices into `chosen`, rising."""
+    """The split that was written. `refused` and `dropped` are indices into `chosen`, rising.
+
+    `pieces` has one of each piece, pack by pack as they lie there, and `packs` the pack of each.
+    """
 
     header: packed.Header
     counts: Counts
     refused: Index
     dropped: Index
+    pieces: Index
+    packs: Index
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,11 @@ class _Spans:
 class _Layout:
     """Pieces by pack and place: where each comes from, its pack, its first token's place in the split, its number.
 
-    Documents of a pack are numbered from 1.
+    Documents of a pack are numbered from 1. `order` has for each the place that it had among the pieces before.
     """
 
     packs: int
+    order: Index
     sources: _Spans
     packs_of: Index
     targets: Index
@@ -126,7 +132,7 @@ def pack_documents(
     """
     documents, kinds = _chosen(sets, chosen, times, vocabulary, vocabulary_size)
     kept = _kept(sets, documents, kinds, length, overflow)
-    pieces = _pieces(_Spans(documents.sets, documents.starts, kept), times, length)
+    pieces, of = _pieces(_Spans(documents.sets, documents.starts, kept), times, length)
     layout = _lay_out(pieces, length, seed)
     draft = packed.create(folder, split, layout.packs, length, vocabulary=vocabulary, vocabulary_size=vocabulary_size)
     _fill(draft, sets, layout, pad)
@@ -143,7 +149,10 @@ def pack_documents(
     lost = counts.refused.tokens + counts.truncated.tokens + counts.dropped.tokens
     if counts.tokens_in != counts.tokens + lost:
         raise AssertionError(f"packing lost or doubled tokens: {counts}")
-    return Result(header, counts, np.flatnonzero(is_talk & (kept == 0)), np.flatnonzero(~is_talk & (kept == 0)))
+    return Result(
+        header, counts, np.flatnonzero(is_talk & (kept == 0)), np.flatnonzero(~is_talk & (kept == 0)), of[layout.order],
+        layout.packs_of,
+    )  # fmt: skip
 
 
 def _lost(tokens: Index, times: Index, which: NDArray[np.bool_]) -> Lost:
@@ -194,15 +203,19 @@ def _kept(sets: Sequence[Flat], documents: _Spans, kinds: NDArray[np.uint8], len
     return kept
 
 
-def _pieces(documents: _Spans, times: Index, length: int) -> _Spans:
-    """Each document as often as it is seen, in as few even pieces as fit: 8192 n + 1 tokens leave none of one token."""
+def _pieces(documents: _Spans, times: Index, length: int) -> tuple[_Spans, Index]:
+    """Each document as often as it is seen, in as few even pieces as fit: 8192 n + 1 tokens leave none of one token.
+
+    Returns:
+        The pieces, and of which document each is.
+    """
     seen = np.repeat(np.arange(len(times)), np.where(documents.lengths > 0, times, 0))
     whole = documents.lengths[seen]
     count = -(-whole // length)
     of = np.repeat(np.arange(len(seen)), count)
     number = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
     first, last = (whole[of] * edge // count[of] for edge in (number, number + 1))
-    return _Spans(documents.sets[seen][of], documents.starts[seen][of] + first, last - first)
+    return _Spans(documents.sets[seen][of], documents.starts[seen][of] + first, last - first), seen[of]
 
 
 def _lay_out(pieces: _Spans, length: int, seed: int) -> _Layout:
@@ -215,7 +228,7 @@ def _lay_out(pieces: _Spans, length: int, seed: int) -> _Layout:
     if numbers.max(initial=0) > MOST:
         raise BadInput(f"a pack of {length} tokens would hold {numbers.max()} documents, {MOST} at most. Shorten it.")
     sources = _Spans(pieces.sets[order], pieces.starts[order], pieces.lengths[order])
-    return _Layout(packing.packs, sources, pack, pack * length + packing.place[order], numbers)
+    return _Layout(packing.packs, order, sources, pack, pack * length + packing.place[order], numbers)
 
 
 def _fill(draft: packed.Draft, sets: Sequence[Flat], layout: _Layout, pad: int) -> None:

@@ -21,7 +21,7 @@ def _libraries_of_rules(chosen: CleanSettings) -> list[str]:
 
 
 def _shared(chosen: Any) -> list[str]:
-    return ["refit.chat", "refit.packed"]
+    return ["refit.chat", "refit.domains", "refit.packed"]
 
 
 INGEST, CLEAN, TOKENIZE, SIGN, DEDUP, SPLIT, MIX, PACK = PHASES = (

@@ -98,7 +98,10 @@ class Loop:
             return False
         self._wire.send("beat")
         with self._clock("validation"):
-            record["validation_loss"] = self._watch.look(step)
+            look = self._watch.look(step)
+        record["validation_loss"] = look.loss
+        if look.domains:
+            record["validation_losses"] = look.domains
         record |= self._spent
         self._spent = {}
         return self._watch.best is not None and self._watch.best.step == step

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import distributed
 from torch.nn import functional
 
+from refit.domains import Domains
 from refit.errors import Diverged
 from refit.packed import Packed
 from refit.spec import Validation
@@ -43,14 +44,22 @@ class Best:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Look:
+    """The mean loss over all targets of the split, and over those of each domain that has any."""
+
+    loss: float
+    domains: dict[str, float]
+
+
 class Watch:
     """Looks at the validation split now and then; all ranks look together, and all see the same."""
 
     def __init__(
-        self, engine: Engine, split: Packed, settings: Validation, *, micro_batch: int, best: Best | None,
-        beat: Callable[[], None] = lambda: None,
+        self, engine: Engine, split: Packed, domains: Domains | None, settings: Validation, *, micro_batch: int,
+        best: Best | None, beat: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._engine, self._split, self._settings = engine, split, settings
+        self._engine, self._split, self._domains, self._settings = engine, split, domains, settings
         self._micro_batch, self._beat = micro_batch, beat
         self.best = best
 
@@ -65,29 +74,37 @@ class Watch:
         patience = self._settings.patience
         return patience is not None and self.best is not None and self.best.since >= patience
 
-    def look(self, step: int) -> float:
-        """The loss after `step` finished steps: the mean over all targets of the split.
+    def look(self, step: int) -> Look:
+        """The loss after `step` finished steps.
 
         Raises:
             Diverged: it is not finite.
         """
-        loss = self._loss()
+        found = self._look()
+        loss = found.loss
         if not math.isfinite(loss):
             raise Diverged(f"after step {step} the loss on the validation split is {loss}; lower train.learning_rate.")
         self.best = self.best.after(step, loss) if self.best else Best(step, loss)
-        return loss
+        return found
 
-    def _loss(self) -> float:
-        total = torch.zeros(2, dtype=torch.float64)
+    def _look(self) -> Look:
+        names = self._domains.names if self._domains else ()
+        total = torch.zeros((1 + len(names), 2), dtype=torch.float64)
         for packs, is_own in self._share():
-            batch = to_batch(self._split.tokens[packs], self._split.segments[packs], self._split.mask[packs])
-            logits = self._engine.logits(batch)
+            segments = self._split.segments[packs]
+            batch = to_batch(self._split.tokens[packs], segments, self._split.mask[packs])
+            losses = functional.cross_entropy(self._engine.logits(batch), batch.labels, reduction="none").double()
             self._beat()
             if is_own:
-                total[0] += float(functional.cross_entropy(logits, batch.labels, reduction="sum"))
-                total[1] += len(batch.labels)
+                total[0] += torch.stack([losses.sum(), torch.tensor(float(len(losses)))])
+            if is_own and self._domains:
+                of = torch.from_numpy(self._domains.of(packs, segments)[:, 1:])[batch.select[:, :-1]]
+                total[1:, 0].index_add_(0, of, losses)
+                total[1:, 1].index_add_(0, of, torch.ones_like(losses))
         distributed.all_reduce(total)
-        return float(total[0] / total[1])
+        means = (total[:, 0] / total[:, 1]).tolist()
+        known = [name for name, count in zip(names, total[1:, 1].tolist(), strict=True) if count]
+        return Look(means[0], {name: means[1 + names.index(name)] for name in known})
 
     def _share(self) -> list[tuple[NDArray[np.int64], bool]]:
         """This rank's batches of packs. All ranks have as many, since with ZeRO 3 a forward pass is everybody's: who

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import distributed
 
+from refit import domains
 from refit.errors import PreflightRefused
 from refit.store import store_for
 from trainer import checkpoints, snapshot
@@ -65,8 +66,8 @@ def _watch(engine: Engine, task: Task, wire: Wire) -> Watch | None:
     best = checkpoints.best(task.checkpoint) if task.checkpoint else None
     split = validation_split(task.dataset)
     return Watch(
-        engine, split, settings, micro_batch=task.train.micro_batch, best=Best(**best) if best else None,
-        beat=lambda: wire.send("beat"),
+        engine, split, domains.read(task.dataset, "validation"), settings, micro_batch=task.train.micro_batch,
+        best=Best(**best) if best else None, beat=lambda: wire.send("beat"),
     )  # fmt: skip
 
 
