@@ -29,6 +29,7 @@ from trainer import checkpoints, metrics
 from trainer.inputs import Inputs
 from trainer.ranks import Ranks
 from trainer.task import Task
+from trainer.watch import Watch
 
 POLL_SECONDS = 0.2
 LAST_WORDS_SECONDS = 5.0
@@ -115,7 +116,9 @@ class Launcher:
         self.resumed_from = found.step if found else None
         metrics.download(self._run.folder, output)
         metrics.rewind(self._run.folder, found.step if found else 0)
-        self.last = next(reversed(metrics.read(self._run.folder)), {})
+        done = metrics.read(self._run.folder)
+        self.last = next(reversed(done), {})
+        self._watch = Watch(self._run.event, ranks=self._train.ranks, zero_stage=self._train.zero_stage, history=done)
         return Task(
             mode=self._mode, job=self._run.job, fingerprint=self._inputs.fingerprint, dataset=self._inputs.dataset,
             base=self._inputs.base, folder=self._run.folder, token=self._token, ranks=self._train.ranks,
@@ -133,6 +136,8 @@ class Launcher:
             if kind == "error":
                 ranks.wait(LAST_WORDS_SECONDS)  # they give up together: let rank 0 write the scene
                 raise from_exit_code(message["exit_code"], message["message"])
+            if kind == "step":
+                self._watch.step(member.number, message)
             if member.number != 0:
                 continue
             if kind == "step":

@@ -1,0 +1,90 @@
+"""What the launcher makes of the ranks' steps: loss spikes and slow ranks, told as events of the job.
+
+Events inform; nothing is stopped or changed. After a resume the spikes go on from the steps in metrics.jsonl, and only
+what comes after the checkpoint is told (again); the ranks are new, and so is what is usual for them.
+
+What it does not do: name a slow rank under ZeRO 3, whose forward pass waits for the others' weights, or where there is
+one rank.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from refit.states import State
+from trainer.spikes import Over, Spike, Spikes
+from trainer.stragglers import STEPS, Slow, Stragglers
+
+HISTORY_STEPS = 300
+"""So many steps bring the windows of a new watch, and a spike under way, to where they were."""
+
+
+class Tell(Protocol):
+    """`JobRun.event`."""
+
+    def __call__(self, state: State, reason: str, **more: Any) -> None: ...
+
+
+class Watch:
+    """Watches one launch."""
+
+    def __init__(self, tell: Tell, *, ranks: int, zero_stage: int, history: list[dict[str, Any]]) -> None:
+        self._tell, self._ranks = tell, ranks
+        self._spikes, self._stragglers = Spikes(), Stragglers(ranks)
+        self._compares = ranks > 1 and zero_stage < 3
+        self._rows: dict[int, dict[int, dict[str, Any]]] = {}  # of steps that not all ranks have told yet
+        for record in history[-HISTORY_STEPS:]:
+            self._spikes.see(record["step"], record["loss"], record["grad_norm"])
+
+    def step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take in a rank's record of a step, as `Loop.step` made it."""
+        step = record["step"]
+        if rank == 0:
+            self._tell_spike(self._spikes.see(step, record["loss"], record["grad_norm"]))
+        if not self._compares:
+            return
+        row = self._rows.setdefault(step, {})
+        row[rank] = record
+        if len(row) == self._ranks:
+            del self._rows[step]
+            # A save is told with the step after it, whose caches it has left cold.
+            saved = any("save" in told for told in row.values())
+            self._tell_slow(
+                self._stragglers.see(step, [_compute(row[rank]) for rank in range(self._ranks)], marked=saved)
+            )
+
+    def _tell_spike(self, verdict: Spike | Over | None) -> None:
+        if isinstance(verdict, Spike):
+            self._tell(
+                State.RUNNING,
+                f"loss spike at step {verdict.step}: {verdict.loss:.4g}, {verdict.scales:.0f} scales of its noise "
+                f"above {verdict.usual:.4g}",
+                spike=vars(verdict),
+            )
+        elif verdict is not None:
+            how = "it came down" if verdict.recovered else "it stayed up, and that is the usual loss now"
+            self._tell(
+                State.RUNNING,
+                f"loss spike of step {verdict.began} over at step {verdict.step}: peak {verdict.peak:.4g}, {how}",
+                spike_over=vars(verdict),
+            )
+
+    def _tell_slow(self, verdicts: Iterable[Slow]) -> None:
+        host = socket.gethostname()  # all ranks are this launcher's children
+        for verdict in verdicts:
+            slow = f"{verdict.times:.1f} times the others for {STEPS} steps"
+            reason = (
+                f"rank {verdict.rank} ({host}) keeps up again, since step {verdict.step}" if verdict.over
+                else f"slow rank {verdict.rank} ({host}) at step {verdict.step}: {slow}"
+            )  # fmt: skip
+            self._tell(State.RUNNING, reason, slow_rank=vars(verdict) | {"host": host})
+
+
+def _compute(record: dict[str, Any]) -> float:
+    """Seconds before the ranks meet. Not by the token: padding is computed like anything else.
+
+    The backward pass is left out, at whose end gradients are summed over the ranks.
+    """
+    return float(record["data"] + record["forward"])
