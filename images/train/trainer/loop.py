@@ -23,7 +23,7 @@ from trainer.batches import Loader, Step
 from trainer.engine import Engine
 from trainer.schedule import learning_rate
 from trainer.task import Task, Wire
-from trainer.validation import Watch
+from trainer.validation import Validator
 
 
 class Loop:
@@ -31,10 +31,10 @@ class Loop:
 
     def __init__(
         self, engine: Engine, loader: Loader, task: Task, wire: Wire, stopping: Callable[[], bool] = lambda: False,
-        watch: Watch | None = None,
+        validator: Validator | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._loader, self._task, self._wire = engine, loader, task, wire
-        self._stopping, self._watch = stopping, watch
+        self._stopping, self._validator = stopping, validator
         self._rank = distributed.get_rank()
         self._saved_at: int | None = task.step if task.checkpoint else None
         self._saved_when = time.monotonic()
@@ -48,14 +48,14 @@ class Loop:
             Preempted: the launcher was told to stop; everything up to here is in a checkpoint.
         """
         record: dict[str, Any] = {}
-        while step < until and not (self._watch and self._watch.is_enough):
+        while step < until and not (self._validator and self._validator.is_enough):
             record = self.step(step)
             step += 1
             is_best = self._look(step, until, record)
             if self._rank == 0:
                 metrics.append(self._task.folder, record)
             self._wire.send("step", **record)
-            enough = self._watch is not None and self._watch.is_enough
+            enough = self._validator is not None and self._validator.is_enough
             if self._stop or self._due or step == until or self._planned(step) or is_best or enough:
                 self.save(step)
             if self._stop and step < until and not enough:
@@ -94,17 +94,17 @@ class Loop:
 
     def _look(self, step: int, until: int, record: dict[str, Any]) -> bool:
         """Put the loss on the validation split into the record, where it is time to look; whether it is the lowest."""
-        if self._watch is None or not self._watch.is_due(step, until):
+        if self._validator is None or not self._validator.is_due(step, until):
             return False
         self._wire.send("beat")
         with self._clock("validation"):
-            look = self._watch.look(step)
+            look = self._validator.look(step)
         record["validation_loss"] = look.loss
         if look.domains:
             record["validation_losses"] = look.domains
         record |= self._spent
         self._spent = {}
-        return self._watch.best is not None and self._watch.best.step == step
+        return self._validator.best is not None and self._validator.best.step == step
 
     def save(self, step: int) -> None:
         """Write a checkpoint, unless this very step is in one."""
@@ -112,7 +112,7 @@ class Loop:
             return
         self._wire.send("beat")
         with self._clock("save"):
-            best = self._watch.best if self._watch else None
+            best = self._validator.best if self._validator else None
             facts = {"dtype": self._task.dtype, "best": best.as_dict() if best else None}
             snapshot.save(self._engine, self._task, step, facts, best.step if best else None)
         self._saved_at, self._saved_when = step, time.monotonic()

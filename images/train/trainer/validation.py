@@ -52,7 +52,7 @@ class Look:
     domains: dict[str, float]
 
 
-class Watch:
+class Validator:
     """Looks at the validation split now and then; all ranks look together, and all see the same."""
 
     def __init__(

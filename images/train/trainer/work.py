@@ -21,7 +21,7 @@ from trainer.inputs import train_split, validation_split
 from trainer.loop import Loop
 from trainer.objective import build
 from trainer.task import Task, Wire
-from trainer.validation import Best, Watch
+from trainer.validation import Best, Validator
 
 Stopping = Callable[[], bool]
 
@@ -44,28 +44,28 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     wire.send("beat")
     if task.checkpoint:
         snapshot.load(engine, task, task.checkpoint)
-    watch = _watch(engine, task, wire)
-    loop = Loop(engine, loader, task, wire, stopping, watch)
+    validator = _validator(engine, task, wire)
+    loop = Loop(engine, loader, task, wire, stopping, validator)
     wire.send("ready", step=task.step)
     loop.run(task.step, task.train.max_steps)
     wire.send("phase", name="export")
-    best = watch.best if watch else None
+    best = validator.best if validator else None
     if best is not None and task.train.validation.publish == "best":
-        del engine, loop, watch
+        del engine, loop, validator
         engine = _engine(task, loader)
         # Whole, or nothing is published: what was asked for is not replaced by what is at hand.
         snapshot.load(engine, task, checkpoints.verify(checkpoints.address(task.job.output, best.step)).uri)
     return {**export(engine, task, loader), "best": best.as_dict() if best else None}
 
 
-def _watch(engine: Engine, task: Task, wire: Wire) -> Watch | None:
+def _validator(engine: Engine, task: Task, wire: Wire) -> Validator | None:
     """Who looks at the validation split, knowing what was the best before a resume."""
     settings = task.train.validation
     if settings.every_steps is None:
         return None
     best = checkpoints.best(task.checkpoint) if task.checkpoint else None
     split = validation_split(task.dataset)
-    return Watch(
+    return Validator(
         engine, split, domains.read(task.dataset, "validation"), settings, micro_batch=task.train.micro_batch,
         best=Best(**best) if best else None, beat=lambda: wire.send("beat"),
     )  # fmt: skip
