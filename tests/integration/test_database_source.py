@@ -76,7 +76,7 @@ def test_a_large_result_passes_through_little_memory_and_comes_whole(
 
 def test_the_server_holds_the_cursor_and_gives_a_batch_at_a_time(crm: Ports) -> None:
     with psycopg.connect(database_url_of(crm), password=PASSWORD, autocommit=True) as other:
-        lines = database._lines(CRM, "SELECT n, question, reply FROM tickets", WHERE)
+        lines = database._lines(CRM, "SELECT n, question, reply FROM tickets", WHERE, lambda: None)
         next(lines)
         (statement,) = other.execute(
             "SELECT query FROM pg_stat_activity WHERE state = 'idle in transaction' AND usename = 'refit'"

@@ -52,30 +52,30 @@ class Loader:
     """
 
     def __init__(self, split: Packed, train: Train, *, rank: int, ranks: int) -> None:
-        self._split, self._train, self._rank, self._ranks = split, train, rank, ranks
+        self.split, self._train, self._rank, self._ranks = split, train, rank, ranks
         if train.accumulation % ranks:
             raise ValueError(f"{train.accumulation} micro batches cannot be dealt out to {ranks} ranks")
 
     @property
     def length(self) -> int:
         """Tokens in a pack."""
-        return self._split.header.length
+        return self.split.header.length
 
     @property
     def packs(self) -> int:
         """Packs in an epoch."""
-        return self._split.header.packs
+        return self.split.header.packs
 
     def step(self, number: int) -> Step:
         """Step `number` (from 0)."""
         train = self._train
         per_step = train.micro_batch * train.accumulation
-        packs = packs_of_step(number, per_step=per_step, packs=self._split.header.packs, seed=train.seed)
+        packs = packs_of_step(number, per_step=per_step, packs=self.split.header.packs, seed=train.seed)
         micro = packs.reshape(train.accumulation, train.micro_batch)
-        mask = self._split.mask[packs][:, 1:]
+        mask = self.split.mask[packs][:, 1:]
         return Step(
             packs=packs,
-            tokens=int((self._split.segments[packs] > 0).sum()),
+            tokens=int((self.split.segments[packs] > 0).sum()),
             targets=int(np.count_nonzero(mask)),
             weight=int(mask.sum(dtype=np.int64)) / WHOLE or 1.0,
             micro=tuple(micro[self._rank :: self._ranks]),
@@ -88,7 +88,7 @@ class Loader:
 
     def batch(self, packs: NDArray[np.int64]) -> Batch:
         """A batch of the given packs."""
-        return to_batch(self._split.tokens[packs], self._split.segments[packs], self._split.mask[packs])
+        return to_batch(self.split.tokens[packs], self.split.segments[packs], self.split.mask[packs])
 
 
 def to_batch(tokens: NDArray[np.integer], segments: NDArray[np.integer], mask: NDArray[np.integer]) -> Batch:

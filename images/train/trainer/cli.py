@@ -56,6 +56,16 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("output", metavar="OUTPUT", help="address of the training's folder")
     one.set_defaults(command=_status)
 
+    one = commands.add_parser(
+        "replay",
+        help="take a step again that a training gave up, and say where it begins",
+        description="Goes on from the checkpoint before the step, with its data and random numbers. `replayed` says "
+        "whether it fails again, `first` (by rank) which module's answer was the first that was not finite, `exact` "
+        "whether the steps before it gave the same losses; where they did not, look at the machine.",
+    )
+    one.add_argument("output", metavar="OUTPUT", help="address of the training's folder")
+    one.set_defaults(command=_replay)
+
     one = commands.add_parser("import", help="bring a Hugging Face folder in as a base model")
     one.add_argument("folder", metavar="FOLDER", type=Path, help="config.json, tokenizer.json, *.safetensors, …")
     one.add_argument("uri", metavar="URI", help="where to, as cache://models/NAME")
@@ -213,6 +223,17 @@ def _status(arguments: argparse.Namespace) -> dict[str, Any]:
         **{key: status.get(key) for key in ("phase", "done", "total", "loss", "tokens_per_second", "seconds_left",
                                             "heartbeat", "resumed_from")},
     }  # fmt: skip
+
+
+def _replay(arguments: argparse.Namespace) -> dict[str, Any]:
+    output = _uri(arguments.output)
+    place = join(output, "replay")
+    work = Job.load(join(output, "job.json")).model_copy(
+        update={"id": "replay", "kind": "replay", "output": place, "options": {"of": output}}
+    )
+    store_for(place).remove(place)  # each asking is a trial of its own
+    work.save()
+    return job.run(work, HANDLERS["replay"]).facts
 
 
 def _import(arguments: argparse.Namespace) -> dict[str, Any]:

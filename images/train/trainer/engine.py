@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor, distributed, nn
 from refit.errors import Diverged
 from refit.spec import Train
 from trainer.objective import Objective
+from trainer.probe import Probe
 
 TAG = "state"
 TIMEOUT = timedelta(hours=12)  # the launcher watches the ranks, and knows better what takes long
@@ -99,6 +100,21 @@ class Engine:
         if not math.isfinite(norm):
             raise Diverged("the gradient is not finite; the optimizer step was not taken")
         return norm
+
+    def gradient_norms(self) -> list[tuple[str, float]]:
+        """Name and norm of each trained parameter's gradient before the update; all ranks together."""
+        from deepspeed.utils import safe_get_full_grad
+
+        found = []
+        for name, parameter in self._engine.module.named_parameters():
+            if parameter.requires_grad:
+                whole = parameter.grad if self._train.zero_stage == 0 else safe_get_full_grad(parameter)
+                found.append((name, float(whole.float().norm()) if whole is not None else 0.0))
+        return found
+
+    def probing(self, probe: Probe) -> AbstractContextManager[None]:
+        """Have a probe look at what every module answers."""
+        return probe.listening(self._engine.module)
 
     def logits(self, batch: Any) -> Tensor:
         """What the model answers at a batch's targets, without dropout and without a gradient; all ranks together."""

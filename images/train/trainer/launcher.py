@@ -26,9 +26,11 @@ from refit.errors import (
 from refit.job import JobRun
 from refit.states import State
 from trainer import checkpoints, metrics
+from trainer.checkpoints import Checkpoint
 from trainer.inputs import Inputs
 from trainer.ranks import Ranks
-from trainer.task import Task
+from trainer.scene import Scene
+from trainer.task import Mode, Task
 from trainer.watch import Watch
 
 POLL_SECONDS = 0.2
@@ -50,13 +52,15 @@ class Launcher:
         run: JobRun,
         inputs: Inputs,
         *,
-        mode: Literal["train", "smoke"],
+        mode: Mode,
         dtype: Literal["float32", "bfloat16"],
         token: str,
+        scene: Scene | None = None,
     ) -> None:
         self._run, self._inputs, self._mode, self._dtype, self._token = run, inputs, mode, dtype, token
         self._train = run.spec.train
-        self._total = self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
+        self._scene = scene
+        self._total = scene.step if scene else self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
         self._stop = False
         self._shown, self._told = 0.0, -1
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
@@ -94,8 +98,8 @@ class Launcher:
                 if result is not None:
                     return result
                 self._show()
-                if self._stop and self._mode == "smoke":
-                    raise Preempted("told to stop; a smoke run keeps nothing, and starts afresh")
+                if self._stop and self._mode != "train":
+                    raise Preempted(f"told to stop; a {self._mode} run keeps nothing, and starts afresh")
                 if self._stop and asked_at is None:
                     asked_at = time.monotonic()
                     ranks.signal(signal.SIGTERM)
@@ -110,7 +114,7 @@ class Launcher:
     def _task(self) -> Task:
         output = self._run.job.output
         checkpoints.clear_drafts(output)
-        found = checkpoints.newest(output, self._inputs.fingerprint) if self._mode == "train" else None
+        found = self._found(output)
         if found is not None:
             checkpoints.check_ranks(found, self._train)
         self.resumed_from = found.step if found else None
@@ -126,7 +130,16 @@ class Launcher:
             dtype=found.manifest.facts["dtype"] if found else self._dtype,
             rendezvous=self._run.folder / "ranks" / "rendezvous",
             checkpoint=found.uri if found else None, step=found.step if found else 0,
+            until=self._scene.step - 1 if self._scene else 0,
         )  # fmt: skip
+
+    def _found(self, output: str) -> Checkpoint | None:
+        """The checkpoint to go on from."""
+        if self._mode == "train":
+            return checkpoints.newest(output, self._inputs.fingerprint)
+        if self._scene is None or self._scene.checkpoint is None:
+            return None
+        return checkpoints.verify(checkpoints.address(str(self._run.job.options["of"]), self._scene.checkpoint))
 
     def _listen(self, ranks: Ranks, timeout: float) -> dict[str, Any] | None:
         """Take in what the ranks say; rank 0's result, when it is there."""

@@ -6,7 +6,6 @@ whether to save. So they stop, save and give up at the same step, and a NaN on a
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -16,9 +15,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from refit import files
 from refit.errors import Diverged, Preempted
-from trainer import metrics, snapshot
+from trainer import metrics, scene, snapshot
 from trainer.batches import Loader, Step
 from trainer.engine import Engine
 from trainer.schedule import learning_rate
@@ -132,15 +130,17 @@ class Loop:
         return float(votes[0]), bool(votes[1] > 0)
 
     def _diverged(self, number: int, step: Step, nll: float, why: str) -> Diverged:
-        scene = {
-            "step": number + 1, "why": why, "packs": step.packs.tolist(), "loss": str(nll / step.weight),
-            "learning_rate": learning_rate(self._task.train, number), "checkpoint": self._saved_at,
+        facts = {
+            "step": number + 1, "why": why, "loss": str(nll / step.weight), "checkpoint": self._saved_at,
+            "learning_rate": learning_rate(self._task.train, number),
+            "gradient_norms": scene.by_layer(self._engine.gradient_norms()),
         }  # fmt: skip
         if self._rank == 0:
-            files.write(self._task.folder / "scene.json", json.dumps(scene, indent=1).encode())
+            scene.keep(self._task.folder, facts, step.packs.tolist(), self._loader.split)
         return Diverged(
-            f"step {number + 1}: {why}. The scene is in scene.json; the last checkpoint is of step {self._saved_at}. "
-            "Look at its packs, or lower train.learning_rate."
+            f"step {number + 1}: {why}. The scene is in {scene.SCENE}; the last checkpoint is of step "
+            f"{self._saved_at}. `trainer replay` takes the step again and says where it begins; or lower "
+            "train.learning_rate."
         )
 
     @contextmanager

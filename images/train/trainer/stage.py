@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from refit import log
-from refit.job import Handler, JobRun
+from refit.job import Handler, JobRun, read_events
 from refit.manifest import Manifest, describe
 from refit.store import join, store_for
 from trainer import metrics, writer
+from trainer import scene as scenes
 from trainer.inputs import Inputs, locate
 from trainer.launcher import Launcher
 from trainer.machine import arithmetic
@@ -68,7 +69,29 @@ def train(run: JobRun) -> Manifest:
     )  # fmt: skip
 
 
-HANDLERS: dict[str, Handler] = {"plan": plan, "smoke": smoke, "train": train}
+def replay(run: JobRun) -> Manifest:
+    """Take a step again that a training gave up; options: `of`, the training's folder.
+
+    Raises:
+        BadInput: that training gave no step up.
+    """
+    output = str(run.job.options["of"])
+    scene, inputs = scenes.read(output), locate(run.job)
+    with writer.sole(run.folder, run.job.output) as token:
+        launcher = Launcher(run, inputs, mode="replay", dtype=arithmetic(run.spec.train), token=token, scene=scene)
+        found = launcher.supervise()
+    before = {record["step"]: record["loss"] for record in read_events(_metrics(output))}
+    first = launcher.resumed_from or 0
+    exact = found.pop("losses") == [before.get(step) for step in range(first + 1, scene.step)]
+    return _manifest("replay", inputs, facts={"step": scene.step, "why": scene.why, "exact": exact, **found})
+
+
+def _metrics(output: str) -> str:
+    store, place = store_for(output), join(output, metrics.METRICS)
+    return store.read(place).decode(errors="replace") if store.exists(place) else ""
+
+
+HANDLERS: dict[str, Handler] = {"plan": plan, "smoke": smoke, "train": train, "replay": replay}
 
 
 def smoke_uri(run: JobRun, fingerprint: str) -> str:

@@ -15,14 +15,15 @@ from refit.job import Job
 from refit.spec import Train
 from trainer.machine import Arithmetic
 
-Mode = Literal["train", "smoke"]
+Mode = Literal["train", "smoke", "replay"]
 
 WIRE = "REFIT_WIRE"
 """The environment variable with the number of the file descriptor that leads to the launcher."""
 
 
 class Task(BaseModel):
-    """The work of all ranks of one launch. `checkpoint` is the URI to go on from, `token` the writer's."""
+    """The work of all ranks of one launch. `checkpoint` is the URI to go on from, `token` the writer's,
+    `until` the finished steps before the one that a replay takes again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,6 +39,7 @@ class Task(BaseModel):
     rendezvous: Path
     checkpoint: str | None = None
     step: int = 0
+    until: int = 0
 
     @property
     def train(self) -> Train:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import distributed
 
 from refit import domains
-from refit.errors import PreflightRefused
+from refit.errors import Diverged, PreflightRefused
 from refit.store import store_for
 from trainer import checkpoints, snapshot
 from trainer.batches import Loader
@@ -20,6 +20,7 @@ from trainer.export import export
 from trainer.inputs import train_split, validation_split
 from trainer.loop import Loop
 from trainer.objective import build
+from trainer.probe import Probe
 from trainer.task import Task, Wire
 from trainer.validation import Best, Validator
 
@@ -32,7 +33,7 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     connect(task.rendezvous, rank, task.ranks)
     wire.send("beat")
     loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
-    work = {"train": _train, "smoke": _smoke}[task.mode]
+    work = {"train": _train, "smoke": _smoke, "replay": _replay}[task.mode]
     result = work(task, loader, wire, stopping)
     distributed.barrier()
     distributed.destroy_process_group()
@@ -111,6 +112,25 @@ def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
         "peak_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "dtype": task.dtype,
     }
+
+
+def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
+    """Go on from the checkpoint before a step that was given up, and take that step again, looking where it begins."""
+    engine = _engine(task, loader)
+    if task.checkpoint:
+        snapshot.load(engine, task, task.checkpoint)
+    loop = Loop(engine, loader, task, wire, stopping)
+    wire.send("ready", step=task.step)
+    losses = [loop.step(number)["loss"] for number in range(task.step, task.until)]
+    probe, why = Probe(), None
+    with engine.probing(probe):
+        try:
+            loop.step(task.until)
+        except Diverged as error:
+            why = str(error)
+    firsts: list[str | None] = [None] * task.ranks
+    distributed.all_gather_object(firsts, probe.first)
+    return {"replayed": why is not None, "losses": losses, "first": firsts}
 
 
 def _engine(task: Task, loader: Loader) -> Engine:

@@ -1,0 +1,78 @@
+"""What is kept of a step that went wrong: enough to look at it, and to take it again (`trainer replay`).
+
+scene.json   the step, why it was given up, its packs, loss and learning rate, the checkpoint before it, the norm of
+             the gradient layer by layer
+scene.npz    tokens, segments and mask of its packs, as the dataset has them
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refit import files
+from refit.errors import BadInput
+from refit.packed import Packed
+from refit.store import join, store_for
+
+SCENE, ARRAYS = "scene.json", "scene.npz"
+_DEPTH = ("layers", "h", "blocks")
+"""What a list of layers is called in models."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A step that was given up: its number (from 1), and that of the checkpoint before it, None from the start."""
+
+    step: int
+    why: str
+    checkpoint: int | None
+
+
+def keep(folder: Path, facts: Mapping[str, Any], packs: Iterable[int], split: Packed) -> None:
+    """Write a scene; `facts` are scene.json's."""
+    own = list(packs)
+    arrays = io.BytesIO()
+    np.savez_compressed(
+        arrays, packs=np.array(own), tokens=split.tokens[own], segments=split.segments[own], mask=split.mask[own]
+    )
+    files.write(folder / ARRAYS, arrays.getvalue())
+    files.write(folder / SCENE, json.dumps({**facts, "packs": own}, indent=1).encode())
+
+
+def read(output: str) -> Scene:
+    """The scene of a training.
+
+    Raises:
+        BadInput: it has none.
+    """
+    place = join(output, SCENE)
+    store = store_for(place)
+    if not store.exists(place):
+        raise BadInput(f"{output}: there is no {SCENE}, so no step was given up there; nothing to take again.")
+    found = json.loads(store.read(place))
+    return Scene(int(found["step"]), str(found["why"]), found["checkpoint"])
+
+
+def by_layer(norms: Iterable[tuple[str, float]]) -> dict[str, str]:
+    """Norms of parameters' gradients put together layer by layer, as text: JSON has no NaN."""
+    sums: dict[str, float] = {}
+    for name, norm in norms:
+        layer = _layer(name)
+        sums[layer] = sums.get(layer, 0.0) + norm * norm
+    return {layer: f"{math.sqrt(total):.6g}" for layer, total in sums.items()}
+
+
+def _layer(name: str) -> str:
+    parts = name.split(".")
+    for at, part in enumerate(parts[:-1]):
+        if part in _DEPTH and parts[at + 1].isdigit():
+            return ".".join(parts[: at + 2])
+    return ".".join(parts[:-1]) or name
