@@ -1,4 +1,4 @@
-"""What all ranks do together: train and export, or try a few steps and a restore."""
+"""What all ranks do together: train and export, try a few steps and a restore, or export what a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     connect(task.rendezvous, rank, task.ranks)
     wire.send("beat")
     loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
-    work = {"train": _train, "smoke": _smoke}[task.mode]
+    work = {"train": _train, "smoke": _smoke, "export": _export}[task.mode]
     result = work(task, loader, wire, stopping)
     distributed.barrier()
     distributed.destroy_process_group()
@@ -46,6 +46,14 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     wire.send("ready", step=task.step)
     loop.run(task.step, task.train.max_steps)
     wire.send("phase", name="export")
+    return export(engine, task, loader)
+
+
+def _export(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
+    """What a training does at its end, from a checkpoint."""
+    engine = _engine(task, loader)
+    wire.send("beat")
+    snapshot.load(engine, task, str(task.checkpoint))
     return export(engine, task, loader)
 
 
