@@ -14,10 +14,10 @@ from refit.errors import BadInput, PreflightRefused, StoreUnavailable
 from refit.manifest import Manifest
 from refit.spec import Train
 from refit.store import FileStore, store_for
-from trainer import checkpoints, gpus, machine, preflight, probe
+from trainer import checkpoints, gpus, machine, preflight, reports
 from trainer.gpus import Cards, Gpu
 from trainer.judge import Fault, Need, judge
-from trainer.probe import Report, Store
+from trainer.reports import Report, Store
 
 GIB = 1 << 30
 NEED = Need(ranks=2, gpus=2, disk=40 * GIB, disk_for="4 checkpoints", memory_per_rank=10 * GIB)
@@ -143,11 +143,11 @@ def test_only_a_store_that_does_not_answer_is_tried_again() -> None:
 def test_a_clock_is_off_by_what_lies_outside_the_time_of_the_write(
     began: float, ended: float, written: float, expected: float
 ) -> None:
-    assert probe.ahead(began, ended, written) == pytest.approx(expected)
+    assert reports.ahead(began, ended, written) == pytest.approx(expected)
 
 
 def test_the_write_test_leaves_nothing_behind(tmp_path: Path) -> None:
-    found = probe.try_store((tmp_path / "out").as_uri(), 0)
+    found = reports.try_store((tmp_path / "out").as_uri(), 0)
     assert (found.fault, found.ahead) == (None, 0.0)
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -156,9 +156,9 @@ def test_a_store_that_gives_back_something_else_or_nothing_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert "Error" in str(probe.try_store((tmp_path / "file" / "out").as_uri(), 0).fault)
+    assert "Error" in str(reports.try_store((tmp_path / "file" / "out").as_uri(), 0).fault)
     monkeypatch.setattr(FileStore, "read", lambda self, uri, first=None: b"other")
-    assert probe.try_store((tmp_path / "out").as_uri(), 0).fault == "what was read back is not what was written"
+    assert reports.try_store((tmp_path / "out").as_uri(), 0).fault == "what was read back is not what was written"
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -173,7 +173,7 @@ def test_a_store_that_says_no_is_not_taken_for_one_that_is_away(
         raise StoreUnavailable(uri) from cause
 
     monkeypatch.setattr(FileStore, "publish", publish)
-    assert probe.try_store(tmp_path.as_uri(), 0).away is away
+    assert reports.try_store(tmp_path.as_uri(), 0).away is away
 
 
 def test_disk_is_needed_for_the_checkpoints_that_are_not_there_yet_and_the_model(tmp_path: Path) -> None:

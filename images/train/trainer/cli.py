@@ -257,9 +257,9 @@ def _status(arguments: argparse.Namespace) -> dict[str, Any]:
 
     output = _uri(arguments.output)
     if arguments.watch:
-        from trainer.watch import watch
+        from trainer.follow import follow
 
-        watch(output)
+        follow(output)
     store = store_for(output)
     if not store.exists(join(output, EVENTS)):
         raise BadInput(f"{output}: no job has run there. Give the exact output folder.")

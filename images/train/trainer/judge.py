@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainer.probe import Report
+from trainer.reports import Report
 
 CLOCK_SECONDS = 5.0
 """Clocks may differ by this much. Heartbeats, and events of several machines in one list, are read to the second."""

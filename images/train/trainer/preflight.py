@@ -27,8 +27,8 @@ from refit.spec import Train
 from refit.store import FileStore, store_for
 from trainer import checkpoints
 from trainer.judge import Check, Need, judge
-from trainer.probe import Report
 from trainer.rank import PARENT
+from trainer.reports import Report
 
 PROBE_SECONDS = 120.0
 """How long a rank may take to its report. A store that does not answer is given up on before."""
@@ -59,7 +59,7 @@ def gather(ranks: int, output: str) -> list[Report]:
     environment = {**os.environ, PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "trainer.probe", str(rank), output], env=environment, stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "trainer.reports", str(rank), output], env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(ranks)

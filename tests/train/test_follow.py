@@ -14,8 +14,8 @@ from refit.errors import BadInput
 from refit.manifest import Manifest
 from refit.store import store_for
 from trainer import checkpoints, metrics, view
+from trainer.follow import follow, look
 from trainer.view import Scene
-from trainer.watch import look, watch
 
 NOW = 1_000_000.0
 EVENT = {"state": "running", "reason": "attempt 2 on node-a", "attempt": 2}
@@ -122,7 +122,7 @@ def test_without_a_terminal_a_line_is_printed_when_something_changed_until_the_e
                 handle.write(json.dumps({**EVENT, "state": "succeeded", "reason": "manifest written"}) + "\n")
 
     to = io.StringIO()
-    watch(output.as_uri(), to=to, pause=pause, clock=lambda: NOW)
+    follow(output.as_uri(), to=to, pause=pause, clock=lambda: NOW)
     lines = to.getvalue().splitlines()
     assert len(lines) == 3, "two looks at the same thing are one line"
     assert "3 of 10" in lines[0]
@@ -146,7 +146,7 @@ def test_on_a_terminal_it_redraws_in_place_and_a_ctrl_c_ends_it_quietly(output: 
             raise KeyboardInterrupt
 
     to = Terminal()
-    watch(output.as_uri(), to=to, pause=pause, clock=lambda: NOW)
+    follow(output.as_uri(), to=to, pause=pause, clock=lambda: NOW)
     first, second = to.getvalue().split("\x1b[J")
     lines = first.count("\n")
     assert first.endswith(f"\x1b[{lines}F")

@@ -36,7 +36,7 @@ def look(output: str, tail: Tail) -> Scene:
     )  # fmt: skip
 
 
-def watch(
+def follow(
     output: str, *, to: TextIO | None = None, pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.time,
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""What one rank finds where it would run: `python -m trainer.probe RANK OUTPUT` prints it as one JSON object.
+"""What one rank finds where it would run: `python -m trainer.reports RANK OUTPUT` prints it as one JSON object.
 
 Light on purpose: no torch unless there are GPUs, nothing is computed. What is found is judged elsewhere (`judge`), for
 a mismatch is only seen when all ranks' reports lie side by side.
