@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ def draft_fails(store: Store, uri: str) -> None:
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         return
+
+
+def test_the_store_says_by_its_own_clock_when_a_file_was_written(root: str) -> None:
+    store, uri = store_for(root), join(root, "clock/x")
+    with pytest.raises(FileNotFoundError):
+        store.modified(uri)
+    before = time.time()
+    store.write(uri, b"x")
+    assert before - 1.1 <= store.modified(uri) <= time.time(), "S3 tells whole seconds"
 
 
 def test_a_published_folder_comes_back_whole(root: str) -> None:
@@ -113,6 +123,11 @@ def test_a_broken_manifest_is_an_error_not_an_absence(tmp_path: Path) -> None:
 def test_addresses_that_lead_elsewhere_are_refused(uri: str) -> None:
     with pytest.raises(BadInput):
         store_for(uri).exists(uri)
+
+
+def test_an_upload_that_s3_refuses_is_an_error_of_the_contract(s3: str) -> None:
+    with pytest.raises(StoreUnavailable, match="NoSuchBucket"):
+        publish(store_for(s3), "s3://no-such-bucket/a", "x")
 
 
 def test_s3_notices_a_fetch_that_is_damaged(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

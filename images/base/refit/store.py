@@ -106,6 +106,10 @@ class Store(ABC):
         """Whether a file is at `uri`."""
 
     @abstractmethod
+    def modified(self, uri: str) -> float:
+        """When the file at `uri` was written, by the store's own clock: seconds since 1970, on S3 whole ones."""
+
+    @abstractmethod
     def children(self, uri: str) -> list[str]:
         """Names directly below a folder, sorted; empty where it is not there."""
 
@@ -169,6 +173,9 @@ class FileStore(Store):
 
     def exists(self, uri: str) -> bool:
         return self.path(uri).is_file()
+
+    def modified(self, uri: str) -> float:
+        return self.path(uri).stat().st_mtime
 
     def children(self, uri: str) -> list[str]:
         folder = self.path(uri)

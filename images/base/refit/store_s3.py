@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -51,6 +52,9 @@ class S3Store(Store):
         except FileNotFoundError:
             return False
         return True
+
+    def modified(self, uri: str) -> float:
+        return float(self._call("head_object", uri)["LastModified"].timestamp())
 
     def children(self, uri: str) -> list[str]:
         bucket, key = _split(join(uri, ""))
@@ -109,7 +113,7 @@ class S3Store(Store):
             bucket, key = _split(join(uri, file.path))
             try:
                 self._client.upload_file(str(draft / file.path), bucket, key)
-            except (BotoCoreError, ClientError, OSError) as error:
+            except (Boto3Error, BotoCoreError, ClientError, OSError) as error:
                 raise StoreUnavailable(f"{uri}/{file.path}: {error}") from error
         if self.create(join(uri, MANIFEST), manifest.model_dump_json(indent=1).encode()):
             return manifest

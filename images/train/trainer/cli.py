@@ -35,6 +35,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_work(one, data_required=False)
     one.set_defaults(command=lambda arguments: _plan(arguments))
 
+    one = commands.add_parser(
+        "preflight",
+        help="say whether every rank's place is fit for a training: versions, cards, disk, memory, store, clock",
+        description="Looks anew each time. Run on each of several machines, the last one with the answers of the "
+        "others, it also compares them. Without --data packs are assumed to be full.",
+    )
+    _add_work(one, data_required=False)
+    one.add_argument(
+        "--with", metavar="FILE", dest="others", nargs="+", type=Path, default=[],
+        help="answers of other machines' preflights, to be judged together with this one's",
+    )  # fmt: skip
+    one.set_defaults(command=_preflight)
+
     one = commands.add_parser("smoke", help="a few steps with a save and a restore; answered from the store if known")
     _add_work(one)
     one.set_defaults(command=lambda arguments: _smoke(arguments))
@@ -54,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("status", help="how far a training is")
     one.add_argument("output", metavar="OUTPUT", help="address of the training's folder")
+    one.add_argument("--watch", action="store_true", help="look on until it has ended; Ctrl-C ends only the looking on")
     one.set_defaults(command=_status)
 
     one = commands.add_parser(
@@ -65,6 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("output", metavar="OUTPUT", help="address of the training's folder")
     one.set_defaults(command=_replay)
+
+    one = commands.add_parser(
+        "export",
+        help="publish the model in a checkpoint, as run does at its end, without training further",
+        description="What was trained is read from the job.json of the checkpoint's training. For LoRA the adapter is "
+        "published as URI-adapter.",
+    )
+    one.add_argument("checkpoint", metavar="CHECKPOINT", help="address of a step-N folder")
+    one.add_argument("--output", metavar="URI", required=True, help="the exact folder of the model")
+    one.add_argument("--base", metavar="URI", help="where the base model lies now, if not where the training found it")
+    one.add_argument("--data", metavar="URI", help="where the dataset lies now, if not where the training found it")
+    one.set_defaults(command=_export)
 
     one = commands.add_parser("import", help="bring a Hugging Face folder in as a base model")
     one.add_argument("folder", metavar="FOLDER", type=Path, help="config.json, tokenizer.json, *.safetensors, …")
@@ -110,6 +136,9 @@ def _add_work(parser: argparse.ArgumentParser, *, output_required: bool = False,
     )  # fmt: skip
 
 
+_NO_PLACE = "no place for the output: give --output URI or --store URI, or set REFIT_STORE."
+
+
 def _spec(arguments: argparse.Namespace) -> Pipeline:
     if arguments.ranks is not None:
         arguments.sets = [*arguments.sets, f"train.ranks={arguments.ranks}"]
@@ -129,7 +158,7 @@ def _job(kind: str, arguments: argparse.Namespace, folder: str) -> Job:
         store = _uri(arguments.store)
         output = join(store, name)
     else:
-        raise BadInput("no place for the output: give --output URI or --store URI, or set REFIT_STORE.")
+        raise BadInput(_NO_PLACE)
     done = store_for(output).manifest(output)
     if done is not None and (done.kind, done.fingerprint) != (kind, fingerprint):
         raise BadInput(
@@ -164,7 +193,14 @@ def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
 def _plan_only(arguments: argparse.Namespace) -> dict[str, Any]:
     from trainer import plan
 
-    spec = _spec(arguments)
+    made = _planned(arguments, _spec(arguments))
+    plan.show(made)
+    return made
+
+
+def _planned(arguments: argparse.Namespace, spec: Pipeline) -> dict[str, Any]:
+    from trainer import plan
+
     supported(spec.train)
     packs = plan.Packs.assumed(spec.data.pack_length)
     if arguments.data:
@@ -173,9 +209,23 @@ def _plan_only(arguments: argparse.Namespace) -> dict[str, Any]:
         packs = plan.Packs.of(store_for(dataset).local(dataset))
     base = store_for(spec.train.base)
     base.require(spec.train.base, "model")
-    made = plan.make(spec.train, base.local(spec.train.base), packs)
-    plan.show(made)
-    return made
+    return plan.make(spec.train, base.local(spec.train.base), packs)
+
+
+def _preflight(arguments: argparse.Namespace) -> dict[str, Any]:
+    _quiet()
+    from trainer import preflight
+
+    others = [report for file in arguments.others for report in preflight.read_reports(file)]
+    spec = _spec(arguments)
+    if not (arguments.output or arguments.store):
+        raise BadInput(_NO_PLACE)
+    if arguments.output:
+        output = _uri(arguments.output)
+    else:  # without a dataset the training has no name yet, and its folder's place must do
+        parts = [name_of(spec.train, _uri(folder_of(arguments.data)), spec.train.base)] if arguments.data else []
+        output = join(_uri(arguments.store), "training", spec.name, *parts)
+    return preflight.preflight(spec.train, _planned(arguments, spec), output, others)
 
 
 def _smoke(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -203,10 +253,23 @@ def _verify(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"complete": True, "step": found.step, "checkpoint": found.uri}
 
 
+def _export(arguments: argparse.Namespace) -> dict[str, Any]:
+    from trainer.republish import republish
+
+    return republish(
+        _uri(arguments.checkpoint), _uri(arguments.output), base=arguments.base and _uri(arguments.base),
+        data=arguments.data and _uri(arguments.data),
+    )  # fmt: skip
+
+
 def _status(arguments: argparse.Namespace) -> dict[str, Any]:
     import json
 
     output = _uri(arguments.output)
+    if arguments.watch:
+        from trainer.follow import follow
+
+        follow(output)
     store = store_for(output)
     if not store.exists(join(output, EVENTS)):
         raise BadInput(f"{output}: no job has run there. Give the exact output folder.")

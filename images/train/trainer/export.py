@@ -17,6 +17,7 @@ from torch import Tensor, distributed, nn
 from refit.errors import Infrastructure
 from refit.manifest import MANIFEST
 from trainer.batches import Batch, Loader
+from trainer.card import CARD
 from trainer.engine import Engine
 from trainer.objective import Objective, attention_for, load
 from trainer.order import packs_of_step
@@ -75,7 +76,7 @@ def _weights(model: nn.Module, task: Task) -> dict[str, Tensor]:
     # A path of this machine would be wrong everywhere else, and would make equal adapters differ.
     model.peft_config["default"].base_model_name_or_path = task.train.base  # type: ignore[index,union-attr]
     model.save_pretrained(task.export / ADAPTER, state_dict=state)  # type: ignore[operator]
-    (task.export / ADAPTER / "README.md").unlink(missing_ok=True)
+    (task.export / ADAPTER / CARD).unlink(missing_ok=True)
     return state
 
 
@@ -91,9 +92,10 @@ def _save(weights: dict[str, Tensor], task: Task, folder: Path, dtype: torch.dty
     model.to(dtype).save_pretrained(folder)  # type: ignore[operator]
     for file in folder.iterdir():
         file.chmod(0o644)
-    # The rest is the base's own, byte for byte: nothing there has been learnt, and equal models stay equal.
+    # The rest is the base's own, byte for byte: nothing there has been learnt, and equal models stay equal. Its card is
+    # about itself, and in no manifest where we laid it.
     for file in task.base.iterdir():
-        if file.is_file() and not file.name.endswith((".safetensors", ".index.json", MANIFEST)):
+        if file.is_file() and not file.name.endswith((".safetensors", ".index.json", MANIFEST, CARD)):
             shutil.copyfile(file, folder / file.name)
 
 

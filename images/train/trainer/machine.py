@@ -13,6 +13,9 @@ Arithmetic = Literal["float32", "bfloat16"]
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 """Processor flags with which bfloat16 products are faster than float32 ones, not emulated by them."""
 
+GROUP = Path("/sys/fs/cgroup")
+"""Where a container finds its own control group."""
+
 
 def arithmetic(train: Train) -> Arithmetic:
     """The recipe's dtype, with "auto" settled for this machine."""
@@ -35,8 +38,27 @@ def cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Memory that is available now, in bytes."""
+    """Memory that is available now, in bytes: the machine's, or what a container's limit leaves of it."""
+    left = _group_bytes()
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
+            available = int(line.split()[1]) * 1024
+            return available if left is None else min(available, left)
     raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def _group_bytes() -> int | None:
+    """What is left below our control group's limit (version 2); None where there is no limit.
+
+    File pages that nobody uses are counted as free: the kernel gives them up before it kills.
+    """
+    try:
+        limit = (GROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = int((GROUP / "memory.current").read_text(encoding="ascii"))
+        lines = (GROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    idle = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    return max(0, int(limit) - used + idle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from refit.job import read_events
 from refit.store import FileStore, join, store_for
 
 METRICS = "metrics.jsonl"
+
+TAIL_BYTES = 64 << 10
+"""What `Tail` reads of the end of a file: some two hundred steps."""
 
 
 def append(folder: Path, record: dict[str, Any]) -> None:
@@ -42,3 +46,37 @@ def download(folder: Path, output: str) -> None:
     store = store_for(output)
     if not (folder / METRICS).is_file() and store.exists(join(output, METRICS)):
         files.write(folder / METRICS, store.read(join(output, METRICS)))
+
+
+class Tail:
+    """The last steps that the store knows of, for who looks on; a line cut short at either end is passed over.
+
+    On S3 they are those of the newest checkpoint, with which they are uploaded; they are fetched when they changed.
+    """
+
+    def __init__(self, output: str) -> None:
+        self._uri = join(output, METRICS)
+        self._store = store_for(output)
+        self._known: tuple[float, list[dict[str, Any]]] | None = None
+
+    def read(self) -> list[dict[str, Any]]:
+        """The records now; none before the first step."""
+        try:
+            return self._of_disk(self._store) if isinstance(self._store, FileStore) else self._fetched()
+        except FileNotFoundError:
+            return []
+
+    def _of_disk(self, store: FileStore) -> list[dict[str, Any]]:
+        with store.path(self._uri).open("rb") as handle:
+            handle.seek(max(0, handle.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return _records(handle.read())
+
+    def _fetched(self) -> list[dict[str, Any]]:
+        modified = self._store.modified(self._uri)
+        if self._known is None or self._known[0] != modified:
+            self._known = modified, _records(self._store.read(self._uri)[-TAIL_BYTES:])
+        return self._known[1]
+
+
+def _records(data: bytes) -> list[dict[str, Any]]:
+    return [record for record in read_events(data.decode(errors="replace")) if "step" in record]

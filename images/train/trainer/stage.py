@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 from refit import log
 from refit.job import Handler, JobRun, read_events
-from refit.manifest import Manifest, describe
+from refit.manifest import Manifest
 from refit.store import join, store_for
 from trainer import metrics, writer
 from trainer import scene as scenes
 from trainer.inputs import Inputs, locate
 from trainer.launcher import Launcher
 from trainer.machine import arithmetic
+from trainer.publishing import lay_card, publish
 
 PLAN = "plan.json"
 
@@ -51,12 +51,13 @@ def train(run: JobRun) -> Manifest:
         records = metrics.read(run.folder)
         tokens, steps = sum(record["tokens"] for record in records), len(records)
         facts = {"steps": steps, "loss": records[-1]["loss"], "tokens": tokens, "pipeline": run.spec.name}
-        model = _publish(export / "model", "model", inputs, facts, join(run.job.store, "models"))
+        model = publish(export / "model", "model", inputs, facts, below=join(run.job.store, "models"))
+        lay_card(model[0], run.job, inputs, facts)
         outputs = {"model": model[0]}
         if (export / "adapter").is_dir():
             uri = join(run.job.output, "adapter")
             store_for(uri).remove(uri)  # of an attempt that was killed before its manifest
-            outputs["adapter"] = _publish(export / "adapter", "adapter", inputs, facts, None, uri)[0]
+            outputs["adapter"] = publish(export / "adapter", "adapter", inputs, facts, uri=uri)[0]
         shutil.rmtree(export)
         metrics.upload(run.folder, run.job.output)
     log.event("published", model=model[0])
@@ -104,23 +105,6 @@ def smoke_facts(run: JobRun, fingerprint: str) -> dict[str, Any] | None:
     uri = smoke_uri(run, fingerprint)
     manifest = store_for(uri).manifest(uri)
     return manifest.facts if manifest else None
-
-
-def _publish(
-    folder: Path, kind: str, inputs: Inputs, facts: dict[str, Any], parent: str | None, uri: str | None = None
-) -> tuple[str, str]:
-    """Commit a folder, at `uri` or below `parent` by its content; returns its address and digest."""
-    manifest = Manifest(
-        kind=kind, fingerprint=inputs.fingerprint, facts=facts, files=describe(folder),
-        inputs={"dataset": inputs.dataset_digest, "base": inputs.base_digest},
-    )  # fmt: skip
-    digest = manifest.content_digest()
-    uri = uri or join(str(parent), digest[:32])
-    with store_for(uri).publish(uri) as draft:
-        for path in folder.iterdir():
-            shutil.move(path, draft.path / path.name)
-        draft.commit(manifest)
-    return uri, digest
 
 
 def _manifest(kind: str, inputs: Inputs, *, facts: dict[str, Any], outputs: dict[str, str] | None = None) -> Manifest:

@@ -1,4 +1,4 @@
-"""What all ranks do together: train and export, or try a few steps and a restore."""
+"""What all ranks do together: train and export, try a few steps and a restore, or export what a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     connect(task.rendezvous, rank, task.ranks)
     wire.send("beat")
     loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
-    work = {"train": _train, "smoke": _smoke, "replay": _replay}[task.mode]
+    work = {"train": _train, "smoke": _smoke, "replay": _replay, "export": _export}[task.mode]
     result = work(task, loader, wire, stopping)
     distributed.barrier()
     distributed.destroy_process_group()
@@ -70,6 +70,14 @@ def _validator(engine: Engine, task: Task, wire: Wire) -> Validator | None:
         engine, split, domains.read(task.dataset, "validation"), settings, micro_batch=task.train.micro_batch,
         best=Best(**best) if best else None, beat=lambda: wire.send("beat"),
     )  # fmt: skip
+
+
+def _export(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
+    """What a training does at its end, from a checkpoint."""
+    engine = _engine(task, loader)
+    wire.send("beat")
+    snapshot.load(engine, task, str(task.checkpoint))
+    return export(engine, task, loader)
 
 
 def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""What NVML tells of this machine's GPUs: the driver's own library by ctypes, so that looking needs no package of ours.
+
+Source: https://docs.nvidia.com/deploy/nvml-api (the structures and constants below are those of version 2 and later).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+LIBRARY = "libnvidia-ml.so.1"
+_UNCORRECTED, _SINCE_BOOT = 1, 0
+_NOT_SUPPORTED = 3
+
+
+class Gpu(BaseModel):
+    """A card: name, memory in bytes, and its health.
+
+    `ecc_errors` counts uncorrected memory errors since the driver was loaded, `remap_failed` says that a row of its
+    memory is broken beyond repair, `remap_pending` that a reset is due. None where the card does not tell.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    memory: int
+    ecc_errors: int | None = None
+    remap_failed: bool | None = None
+    remap_pending: bool | None = None
+
+
+class Cards(BaseModel):
+    """All cards of a machine. `fault` is what NVML answered instead, where it is there and does not work."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    driver: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    fault: str | None = None
+
+
+def look(library: Any = None) -> Cards:
+    """This machine's cards; none where there is no driver."""
+    try:
+        nvml = library or ctypes.CDLL(LIBRARY)
+    except OSError:
+        return Cards()
+    try:
+        _check(nvml.nvmlInit_v2(), "nvmlInit")
+    except OSError as error:
+        return Cards(fault=str(error))
+    try:
+        count = ctypes.c_uint()
+        _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), "nvmlDeviceGetCount")
+        driver = ctypes.create_string_buffer(80)
+        _check(nvml.nvmlSystemGetDriverVersion(driver, 80), "nvmlSystemGetDriverVersion")
+        gpus = tuple(_gpu(nvml, index) for index in range(count.value))
+        return Cards(driver=driver.value.decode(), gpus=gpus)
+    except OSError as error:
+        return Cards(fault=str(error))
+    finally:
+        nvml.nvmlShutdown()
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    card, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), _Memory()
+    _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card)), f"card {index}")
+    _check(nvml.nvmlDeviceGetName(card, name, 96), f"card {index}: name")
+    _check(nvml.nvmlDeviceGetMemoryInfo(card, ctypes.byref(memory)), f"card {index}: memory")
+    errors = ctypes.c_ulonglong()
+    told = nvml.nvmlDeviceGetTotalEccErrors(card, _UNCORRECTED, _SINCE_BOOT, ctypes.byref(errors))
+    rows = [ctypes.c_uint() for _ in range(4)]  # remapped for correctable, for uncorrectable errors; pending; failed
+    remap = nvml.nvmlDeviceGetRemappedRows(card, *(ctypes.byref(row) for row in rows))
+    return Gpu(
+        name=name.value.decode(), memory=memory.total,
+        ecc_errors=errors.value if _told(told, f"card {index}: ECC errors") else None,
+        remap_pending=bool(rows[2].value) if _told(remap, f"card {index}: remapped rows") else None,
+        remap_failed=bool(rows[3].value) if remap == 0 else None,
+    )  # fmt: skip
+
+
+def _told(code: int, what: str) -> bool:
+    if code == _NOT_SUPPORTED:
+        return False
+    _check(code, what)
+    return True
+
+
+def _check(code: int, what: str) -> None:
+    if code != 0:
+        raise OSError(f"NVML: {what} gave error {code}")
