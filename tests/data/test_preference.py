@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from corpus import record
 from corpus.formats import conversation
 from corpus.record import Bad
+
+if TYPE_CHECKING:
+    from tests.data.conftest import Line
 
 ASKED = {"role": "user", "content": "你好"}
 PAIR = [ASKED, {"role": "assistant", "content": "您好！", "rejected": "走开"}]
@@ -73,3 +76,14 @@ def test_columns_system_and_history_count_as_in_other_formats() -> None:
 def test_what_is_no_pair_is_told(row: dict[str, Any], why: str) -> None:
     with pytest.raises(Bad, match=why):
         conversation(row, "auto", {})
+
+
+def test_a_rejected_answer_may_be_as_bad_as_it_is_and_holds_no_secret(small: Line) -> None:
+    """Why it was rejected is what is to be learnt; the chosen one is judged as any answer."""
+    again, key = "buy now and save money today " * 20, "my key is AKIAQQQQQQQQQQQQQQQQ for this"
+    answers = [("fine", again), (again, "poor"), ("fine", key)]
+    pairs = [{"prompt": f"question {n}", "chosen": a, "rejected": b} for n, (a, b) in enumerate(answers)]
+    small.data.update(label_key=None, rules=["repeats", "secrets"], max_bad_ratio=0.5)
+    small.deliver("pairs", pairs)
+    bad = [row for row in small.rows(small.dataset(), "quarantine.parquet") if row["source"] == "pairs"]
+    assert [(row["line"], row["reason"].partition(":")[0]) for row in bad] == [(2, "repeats"), (3, "secrets")]

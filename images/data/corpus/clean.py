@@ -158,6 +158,9 @@ def _apply(
         for message, key in turns if wanted or ever else ():
             verdict = step.apply(message[key])
             if isinstance(verdict, Drop):
+                # What is wrong with a rejected answer may be why it was rejected; a secret is one wherever it stands.
+                if key == record.REJECTED and not verdict.withheld:
+                    continue
                 counts[step.name]["dropped"] += 1
                 return step.name, verdict
             if verdict is not None:
