@@ -13,8 +13,9 @@ from refit.job import EVENTS, STATUS, Job, read_events
 from refit.manifest import MANIFEST
 from refit.spec import Pipeline
 from refit.store import join, store_for
-from trainer import checkpoints
+from trainer import checkpoints, fleet
 from trainer.inputs import folder_of, name_of, supported
+from trainer.packs import Packs
 from trainer.stage import HANDLERS
 
 
@@ -30,9 +31,14 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser(
         "plan",
         help="say what a training will take, and why",
-        description="Without --data packs are assumed to be full; plan.json is written where a place is given.",
+        description="Without --data packs are assumed to be full; plan.json is written where a place is given. With "
+        "--gpus the recipe is chosen for those cards, and nothing is written.",
     )
     _add_work(one, data_required=False)
+    one.add_argument(
+        "--config", metavar="PATH", type=Path, help="a model's config.json, or its folder, instead of train.base"
+    )
+    fleet.add_options(one)
     one.set_defaults(command=lambda arguments: _plan(arguments))
 
     one = commands.add_parser("smoke", help="a few steps with a save and a restore; answered from the store if known")
@@ -145,6 +151,13 @@ def _built(kind: str, spec: Pipeline, *, store: str, output: str, dataset: str) 
 
 def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
     _quiet()
+    elsewhere = fleet.cards_of(arguments)
+    if elsewhere or arguments.config:
+        if elsewhere and arguments.ranks is not None:
+            raise BadInput("--ranks: with --gpus there is one rank for each card; leave it out.")
+        if arguments.output:
+            raise BadInput("--output: plans for cards or of a config alone are printed, not written; leave it out.")
+        return _plan_for(elsewhere, arguments) if elsewhere else _plan_only(arguments)
     if not arguments.data or not (arguments.output or arguments.store):
         return _plan_only(arguments)
     work = _job("plan", arguments, "training/{pipeline}/plan-{fingerprint}")
@@ -156,16 +169,40 @@ def _plan_only(arguments: argparse.Namespace) -> dict[str, Any]:
 
     spec = _spec(arguments)
     supported(spec.train)
-    packs = plan.Packs.assumed(spec.data.pack_length)
-    if arguments.data:
-        dataset = _uri(folder_of(arguments.data))
-        store_for(dataset).require(dataset, "dataset")
-        packs = plan.Packs.of(store_for(dataset).local(dataset))
-    base = store_for(spec.train.base)
-    base.require(spec.train.base, "model")
-    made = plan.make(spec.train, base.local(spec.train.base), packs)
+    made = plan.make(spec.train, _base(spec, arguments), _packs(arguments) or Packs.assumed(spec.data.pack_length))
     plan.show(made)
     return made
+
+
+def _plan_for(them: fleet.Cards, arguments: argparse.Namespace) -> dict[str, Any]:
+    from trainer import proposal
+    from trainer.shapes import shape_of
+
+    spec, goal, method = _spec(arguments), fleet.goal_of(arguments), fleet.method_of(arguments)
+    packs = _packs(arguments) or Packs.assumed(spec.data.pack_length, learnt=1.0 if goal == "pretrain" else 0.25)
+    made = proposal.propose(spec.train, shape_of(_base(spec, arguments)), packs, them, goal=goal, asked=method)
+    proposal.show(made)
+    return made
+
+
+def _packs(arguments: argparse.Namespace) -> Packs | None:
+    """Those of --data."""
+    if not arguments.data:
+        return None
+    dataset = _uri(folder_of(arguments.data))
+    store_for(dataset).require(dataset, "dataset")
+    return Packs.of(store_for(dataset).local(dataset))
+
+
+def _base(spec: Pipeline, arguments: argparse.Namespace) -> Path:
+    """Where the model's config is: --config, or the committed folder of train.base."""
+    if arguments.config:
+        from trainer.shapes import config_file
+
+        return config_file(arguments.config)
+    base = store_for(spec.train.base)
+    base.require(spec.train.base, "model")
+    return base.local(spec.train.base)
 
 
 def _smoke(arguments: argparse.Namespace) -> dict[str, Any]:
