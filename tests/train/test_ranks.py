@@ -11,7 +11,7 @@ import torch
 
 from refit.spec import Train
 from trainer import machine, snapshot
-from trainer.cli import _store_of
+from trainer.cli_work import store_of
 from trainer.ranks import STARTUP_SECONDS, Patience
 
 
@@ -56,5 +56,5 @@ def test_auto_computes_in_bfloat16_only_where_the_processor_does(
 
 
 def test_models_are_published_in_the_store_that_the_output_lies_in() -> None:
-    assert _store_of("s3://refit/a/training/tiny/abc") == "s3://refit/a"
-    assert _store_of("file:///tmp/out") == "file:///tmp"
+    assert store_of("s3://refit/a/training/tiny/abc") == "s3://refit/a"
+    assert store_of("file:///tmp/out") == "file:///tmp"

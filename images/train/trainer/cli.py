@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 from typing import Any
 
 from refit import cli, job
 from refit.errors import BadInput
 from refit.job import EVENTS, STATUS, Job, read_events
 from refit.manifest import MANIFEST
-from refit.spec import Pipeline
 from refit.store import join, store_for
-from trainer import checkpoints
-from trainer.inputs import folder_of, name_of, supported
+from trainer import checkpoints, cli_bases, cli_plan
+from trainer import cli_work as work
 from trainer.stage import HANDLERS
 
 
@@ -27,30 +24,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trainer", description="The training stage: how the model learns.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    one = commands.add_parser(
-        "plan",
-        help="say what a training will take, and why",
-        description="Without --data packs are assumed to be full; plan.json is written where a place is given.",
-    )
-    _add_work(one, data_required=False)
-    one.set_defaults(command=lambda arguments: _plan(arguments))
-
-    one = commands.add_parser(
-        "preflight",
-        help="say whether every rank's place is fit for a training: versions, cards, disk, memory, store, clock",
-        description="Looks anew each time. Run on each of several machines, the last one with the answers of the "
-        "others, it also compares them. Without --data packs are assumed to be full.",
-    )
-    _add_work(one, data_required=False)
-    one.add_argument(
-        "--with", metavar="FILE", dest="others", nargs="+", type=Path, default=[],
-        help="answers of other machines' preflights, to be judged together with this one's",
-    )  # fmt: skip
-    one.set_defaults(command=_preflight)
-
+    cli_plan.add(commands)
     one = commands.add_parser("smoke", help="a few steps with a save and a restore; answered from the store if known")
-    _add_work(one)
-    one.set_defaults(command=lambda arguments: _smoke(arguments))
+    work.add(one)
+    one.set_defaults(command=_smoke)
 
     one = commands.add_parser(
         "run",
@@ -58,8 +35,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Train, and publish the model. The output folder belongs to one training: another data set, base "
         "model or recipe needs another folder.",
     )
-    _add_work(one, output_required=True)
-    one.set_defaults(command=lambda arguments: _run(arguments))
+    work.add(one, output_required=True)
+    one.set_defaults(command=_run)
 
     one = commands.add_parser("verify", help="check a checkpoint, every file by its hash")
     one.add_argument("checkpoint", metavar="CHECKPOINT", help="address of a step-N folder")
@@ -92,152 +69,20 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--data", metavar="URI", help="where the dataset lies now, if not where the training found it")
     one.set_defaults(command=_export)
 
-    one = commands.add_parser("import", help="bring a Hugging Face folder in as a base model")
-    one.add_argument("folder", metavar="FOLDER", type=Path, help="config.json, tokenizer.json, *.safetensors, …")
-    one.add_argument("uri", metavar="URI", help="where to, as cache://models/NAME")
-    one.set_defaults(command=_import)
-
-    one = commands.add_parser("import-gguf", help="bring a GGUF file in as a base model")
-    one.add_argument("file", metavar="FILE", type=Path)
-    one.add_argument("uri", metavar="URI", help="where to, as cache://models/NAME")
-    one.set_defaults(command=_import_gguf)
-
-    one = commands.add_parser("seed", help="make a tiny untrained base model with a tokenizer of its own")
-    one.add_argument("uri", metavar="URI", help="where to, as cache://models/tiny-seed")
-    one.add_argument("--corpus", metavar="FILE", nargs="+", type=Path, required=True, help="texts for the tokenizer")
-    one.set_defaults(command=_seed)
-
-    one = commands.add_parser(
-        "rehearse",
-        help="write down a base model's own answers to general prompts, to be mixed into its training",
-        description="The output is a source of the role `rehearsal`: a model that trains on a share of its own former "
-        "answers keeps what it could before. The same prompts give nearly the same answers on another machine.",
-    )
-    one.add_argument("base", metavar="BASE", help="address of the base model")
-    one.add_argument("output", metavar="FILE", type=Path, help="where to, a .jsonl file")
-    one.add_argument("--prompts", metavar="FILE", type=Path, required=True, help="a text file, one prompt a line")
-    one.add_argument(
-        "--max-tokens", metavar="N", type=int, default=48, help="longer answers are left out [%(default)s]"
-    )
-    one.set_defaults(command=_rehearse)
+    cli_bases.add(commands)
     return parser
 
 
-def _add_work(parser: argparse.ArgumentParser, *, output_required: bool = False, data_required: bool = True) -> None:
-    cli.add_spec(parser)
-    parser.add_argument(
-        "--data", metavar="URI", required=data_required, help="a prepared dataset: its folder or manifest.json"
-    )
-    parser.add_argument("--output", metavar="URI", required=output_required, help="the exact folder to write to")
-    parser.add_argument("--ranks", metavar="N", type=int, help="processes to train with; as --set train.ranks=N")
-    parser.add_argument(
-        "--store", metavar="URI", default=os.environ.get("REFIT_STORE"),
-        help="where models are published; default: $REFIT_STORE, else the store that --output lies in",
-    )  # fmt: skip
-
-
-_NO_PLACE = "no place for the output: give --output URI or --store URI, or set REFIT_STORE."
-
-
-def _spec(arguments: argparse.Namespace) -> Pipeline:
-    if arguments.ranks is not None:
-        arguments.sets = [*arguments.sets, f"train.ranks={arguments.ranks}"]
-    return cli.spec_of(arguments)
-
-
-def _job(kind: str, arguments: argparse.Namespace, folder: str) -> Job:
-    """The job of a subcommand; `folder` says where below the store its output lies unless one is given."""
-    spec = _spec(arguments)
-    dataset = _uri(folder_of(arguments.data))
-    fingerprint = name_of(spec.train, dataset, spec.train.base)
-    name = folder.format(pipeline=spec.name, fingerprint=fingerprint)
-    if arguments.output:
-        output = _uri(arguments.output)
-        store = _uri(arguments.store) if arguments.store else _store_of(output)
-    elif arguments.store:
-        store = _uri(arguments.store)
-        output = join(store, name)
-    else:
-        raise BadInput(_NO_PLACE)
-    done = store_for(output).manifest(output)
-    if done is not None and (done.kind, done.fingerprint) != (kind, fingerprint):
-        raise BadInput(
-            f"{output}: holds the {done.kind} {done.fingerprint}, this would be the {kind} {fingerprint}. Data, base "
-            "model or recipe differ: give it an output folder of its own."
-        )
-    return _built(kind, spec, store=store, output=output, dataset=dataset)
-
-
-def _built(kind: str, spec: Pipeline, *, store: str, output: str, dataset: str) -> Job:
-    before = store_for(output)
-    attempt = 1
-    if before.exists(join(output, EVENTS)):
-        events = read_events(before.read(join(output, EVENTS)).decode(errors="replace"))
-        attempt += max((int(record.get("attempt", 0)) for record in events), default=0)
-    made = Job.build(
-        kind, spec, store=store, output=output, inputs={"dataset": dataset, "base": spec.train.base}, attempt=attempt
-    )
-    if before.manifest(output) is None:
-        made.save()
-    return made
-
-
-def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
-    _quiet()
-    if not arguments.data or not (arguments.output or arguments.store):
-        return _plan_only(arguments)
-    work = _job("plan", arguments, "training/{pipeline}/plan-{fingerprint}")
-    return job.report(job.run(work, HANDLERS["plan"]), work.output)
-
-
-def _plan_only(arguments: argparse.Namespace) -> dict[str, Any]:
-    from trainer import plan
-
-    made = _planned(arguments, _spec(arguments))
-    plan.show(made)
-    return made
-
-
-def _planned(arguments: argparse.Namespace, spec: Pipeline) -> dict[str, Any]:
-    from trainer import plan
-
-    supported(spec.train)
-    packs = plan.Packs.assumed(spec.data.pack_length)
-    if arguments.data:
-        dataset = _uri(folder_of(arguments.data))
-        store_for(dataset).require(dataset, "dataset")
-        packs = plan.Packs.of(store_for(dataset).local(dataset))
-    base = store_for(spec.train.base)
-    base.require(spec.train.base, "model")
-    return plan.make(spec.train, base.local(spec.train.base), packs)
-
-
-def _preflight(arguments: argparse.Namespace) -> dict[str, Any]:
-    _quiet()
-    from trainer import preflight
-
-    others = [report for file in arguments.others for report in preflight.read_reports(file)]
-    spec = _spec(arguments)
-    if not (arguments.output or arguments.store):
-        raise BadInput(_NO_PLACE)
-    if arguments.output:
-        output = _uri(arguments.output)
-    else:  # without a dataset the training has no name yet, and its folder's place must do
-        parts = [name_of(spec.train, _uri(folder_of(arguments.data)), spec.train.base)] if arguments.data else []
-        output = join(_uri(arguments.store), "training", spec.name, *parts)
-    return preflight.preflight(spec.train, _planned(arguments, spec), output, others)
-
-
 def _smoke(arguments: argparse.Namespace) -> dict[str, Any]:
-    work = _job("smoke", arguments, "training/{pipeline}/smoke-{fingerprint}")
-    return job.report(job.run(work, HANDLERS["smoke"]), work.output)
+    made = work.job_of("smoke", arguments, "training/{pipeline}/smoke-{fingerprint}")
+    return job.report(job.run(made, HANDLERS["smoke"]), made.output)
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:
-    work = _job("train", arguments, "training/{pipeline}/{fingerprint}")
-    manifest = job.run(work, HANDLERS["train"])
+    made = work.job_of("train", arguments, "training/{pipeline}/{fingerprint}")
+    manifest = job.run(made, HANDLERS["train"])
     return {
-        "manifest": join(work.output, MANIFEST),
+        "manifest": join(made.output, MANIFEST),
         "steps": manifest.facts["steps"],
         "loss": manifest.facts["loss"],
         "model_digest": manifest.facts["model_digest"],
@@ -249,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _verify(arguments: argparse.Namespace) -> dict[str, Any]:
-    found = checkpoints.verify(_uri(arguments.checkpoint))
+    found = checkpoints.verify(work.uri(arguments.checkpoint))
     return {"complete": True, "step": found.step, "checkpoint": found.uri}
 
 
@@ -257,15 +102,15 @@ def _export(arguments: argparse.Namespace) -> dict[str, Any]:
     from trainer.republish import republish
 
     return republish(
-        _uri(arguments.checkpoint), _uri(arguments.output), base=arguments.base and _uri(arguments.base),
-        data=arguments.data and _uri(arguments.data),
+        work.uri(arguments.checkpoint), work.uri(arguments.output), base=arguments.base and work.uri(arguments.base),
+        data=arguments.data and work.uri(arguments.data),
     )  # fmt: skip
 
 
 def _status(arguments: argparse.Namespace) -> dict[str, Any]:
     import json
 
-    output = _uri(arguments.output)
+    output = work.uri(arguments.output)
     if arguments.watch:
         from trainer.follow import follow
 
@@ -289,55 +134,11 @@ def _status(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _replay(arguments: argparse.Namespace) -> dict[str, Any]:
-    output = _uri(arguments.output)
+    output = work.uri(arguments.output)
     place = join(output, "replay")
-    work = Job.load(join(output, "job.json")).model_copy(
+    made = Job.load(join(output, "job.json")).model_copy(
         update={"id": "replay", "kind": "replay", "output": place, "options": {"of": output}}
     )
     store_for(place).remove(place)  # each asking is a trial of its own
-    work.save()
-    return job.run(work, HANDLERS["replay"]).facts
-
-
-def _import(arguments: argparse.Namespace) -> dict[str, Any]:
-    from trainer.bases import import_folder
-
-    return import_folder(arguments.folder, _uri(arguments.uri))
-
-
-def _import_gguf(arguments: argparse.Namespace) -> dict[str, Any]:
-    _quiet()
-    from trainer.gguf import import_gguf
-
-    return import_gguf(arguments.file, _uri(arguments.uri))
-
-
-def _seed(arguments: argparse.Namespace) -> dict[str, Any]:
-    _quiet()
-    from trainer.seed import seed
-
-    return seed(_uri(arguments.uri), arguments.corpus)
-
-
-def _rehearse(arguments: argparse.Namespace) -> dict[str, Any]:
-    _quiet()
-    from trainer.rehearsal import rehearse
-
-    return rehearse(_uri(arguments.base), arguments.prompts, arguments.output, max_tokens=arguments.max_tokens)
-
-
-def _quiet() -> None:
-    """Keep the libraries' bars and advice out of what people read; to be called before they are imported."""
-    for name, value in {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "DS_ACCELERATOR": "cpu"}.items():
-        os.environ.setdefault(name, value)
-
-
-def _uri(text: str) -> str:
-    """A URI as given, or a path of this machine as one."""
-    return text if "://" in text else Path(text).absolute().as_uri()
-
-
-def _store_of(output: str) -> str:
-    """The store that an output lies in: above training/<pipeline>/<name>, or else the folder that holds it."""
-    parts = output.rstrip("/").split("/")
-    return "/".join(parts[:-3] if parts[-3:-2] == ["training"] else parts[:-1])
+    made.save()
+    return job.run(made, HANDLERS["replay"]).facts

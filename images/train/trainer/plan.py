@@ -1,25 +1,24 @@
-"""The plan: what a training will take, with every number explained, before it is started.
+"""The plan of a recipe on this machine: what it will take, with every number explained, before it is started.
 
-Shapes come from the base model's config alone (a model on torch's meta device has no weights), so a plan costs seconds
-for any size of model.
+Shapes come from the base model's config alone, so a plan costs seconds for any size of model. `proposal.py` plans for
+cards that are elsewhere, and chooses the recipe.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from refit.spec import Train
-from trainer.inputs import train_split
+from trainer import tables
 from trainer.machine import arithmetic, cores, memory_bytes
-from trainer.objective import adapt, attention_for
+from trainer.objective import attention_for
+from trainer.packs import Packs
+from trainer.shapes import count, trained_model
+from trainer.tables import gib
 
 RUNTIME_BYTES = 700 << 20
 """What a rank's interpreter and libraries take before any model; measured."""
@@ -28,33 +27,9 @@ ASSUMED_UTILISATION = 0.5
 """Share of the speed of a plain matrix product that training reaches on a CPU; used until a smoke run has measured."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Packs:
-    """What a pack holds on average, and how many there are (None before the data is prepared)."""
-
-    length: int
-    tokens: float
-    targets: float
-    count: int | None
-
-    @classmethod
-    def of(cls, dataset: Path) -> Packs:
-        """Those of a prepared dataset."""
-        header = train_split(dataset).header
-        return cls(
-            length=header.length, tokens=header.tokens / header.packs, targets=header.targets / header.packs,
-            count=header.packs,
-        )  # fmt: skip
-
-    @classmethod
-    def assumed(cls, length: int) -> Packs:
-        """Full packs, of which a quarter is learnt from."""
-        return cls(length=length, tokens=length, targets=length / 4, count=None)
-
-
 def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None = None) -> dict[str, Any]:
     """The plan of a recipe on a base model; `smoke` is what a smoke run measured, if there was one."""
-    model = shapes(base, train)
+    model = trained_model(base, train)
     parameters, trainable = count(model)
     dtype = arithmetic(train)
     per_step = train.micro_batch * train.accumulation
@@ -80,7 +55,7 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
     ]
     if needed > available:
         why.append(
-            f"this does not fit: {_gib(needed)} are needed, {_gib(available)} are available. What would help: a "
+            f"this does not fit, because {gib(needed)} are needed and {gib(available)} are available; what would: a "
             "smaller train.micro_batch, train.method lora, or a higher train.zero_stage on more machines"
         )
     return {
@@ -91,20 +66,6 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
         "fits": needed <= available, "seconds": seconds, "hours": seconds / 3600, "measured": smoke is not None,
         "checkpoint_bytes": 12 * trainable, "why": why,
     }  # fmt: skip
-
-
-def shapes(base: Path, train: Train) -> nn.Module:
-    """The model that would be trained, without any weights."""
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(base, local_files_only=True)
-        model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        return adapt(model, train) if train.method == "lora" else model
-
-
-def count(model: nn.Module) -> tuple[int, int]:
-    """All parameters and the trained ones; tied ones count once."""
-    parameters = list(model.parameters())
-    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
 
 
 def flops_of(parameters: int, trainable: int, tokens: float) -> float:
@@ -143,21 +104,19 @@ def memory_of(
 
 def show(plan: dict[str, Any]) -> None:
     """The plan as a table for people."""
-    rows = [
-        ("parameters", f"{plan['parameters']:,}"),
-        ("trained", f"{plan['trainable']:,} ({plan['method']}, ZeRO {plan['zero_stage']}, {plan['dtype']})"),
-        ("steps", f"{plan['steps']:,} ({plan['tokens']:,} tokens)"),
-        ("arithmetic", f"{plan['flops']:.3g} FLOP"),
-        *((f"memory: {kind}", _gib(size)) for kind, size in plan["bytes_per_rank"].items()),
-        ("memory: all ranks", f"{_gib(plan['bytes_needed'])} of {_gib(plan['bytes_available'])} free"),
-        ("checkpoint", _gib(plan["checkpoint_bytes"])),
-        ("time", f"{plan['seconds'] / 60:.1f} min ({'measured' if plan['measured'] else 'estimated'})"),
-    ]
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"  {name:<{width}}  {value}", file=sys.stderr)
-    for reason in plan["why"]:
-        print(f"  - {reason}", file=sys.stderr)
+    tables.show(
+        [
+            ("parameters", f"{plan['parameters']:,}", ""),
+            ("trained", f"{plan['trainable']:,} ({plan['method']}, ZeRO {plan['zero_stage']}, {plan['dtype']})", ""),
+            ("steps", f"{plan['steps']:,} ({plan['tokens']:,} tokens)", ""),
+            ("arithmetic", f"{plan['flops']:.3g} FLOP", ""),
+            *((f"memory: {kind}", gib(size), "") for kind, size in plan["bytes_per_rank"].items()),
+            ("memory: all ranks", f"{gib(plan['bytes_needed'])} of {gib(plan['bytes_available'])} free", ""),
+            ("checkpoint", gib(plan["checkpoint_bytes"]), ""),
+            ("time", f"{plan['seconds'] / 60:.1f} min ({'measured' if plan['measured'] else 'estimated'})", ""),
+        ],
+        plan["why"],
+    )
 
 
 def _seconds(train: Train, flops: float, dtype: str, smoke: dict[str, Any] | None) -> tuple[float, str]:
@@ -180,7 +139,3 @@ def product_flops_per_second(dtype: str) -> float:
     for _ in range(rounds):
         left @ right
     return rounds * 2 * 512 * 1024 * 1024 / (time.perf_counter() - began)
-
-
-def _gib(size: float) -> str:
-    return f"{size / (1 << 30):.2f} GiB"

@@ -15,6 +15,7 @@ from trainer import scene as scenes
 from trainer.inputs import Inputs, locate
 from trainer.launcher import Launcher
 from trainer.machine import arithmetic
+from trainer.packs import Packs
 from trainer.publishing import lay_card, publish
 
 PLAN = "plan.json"
@@ -26,7 +27,7 @@ def plan(run: JobRun) -> Manifest:
 
     inputs = locate(run.job)
     made = planning.make(
-        run.spec.train, inputs.base, planning.Packs.of(inputs.dataset), smoke=smoke_facts(run, inputs.fingerprint)
+        run.spec.train, inputs.base, Packs.of(inputs.dataset), smoke=smoke_facts(run, inputs.fingerprint)
     )
     planning.show(made)
     store_for(run.job.output).write(join(run.job.output, PLAN), json.dumps(made, indent=1).encode())
