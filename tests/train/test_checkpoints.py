@@ -8,7 +8,6 @@ import pytest
 
 from refit.errors import BadInput
 from refit.manifest import Manifest
-from refit.spec import Train
 from refit.store import store_for
 from trainer import checkpoints, metrics
 
@@ -93,15 +92,6 @@ def test_retention_keeps_the_newest(output: str) -> None:
     assert [found.step for found in checkpoints.committed(output)] == [30, 20]
     checkpoints.retain(output, 0)
     assert [found.step for found in checkpoints.committed(output)] == [30], "never the last one"
-
-
-def test_another_number_of_ranks_goes_on_only_where_state_is_whole(output: str) -> None:
-    found = checkpoints.newest(output, FINGERPRINT)
-    assert found is not None
-    train = Train(base="cache://models/x", ranks=2, accumulation=2)
-    checkpoints.check_ranks(found, train)
-    with pytest.raises(BadInput, match="saved by 1 ranks at ZeRO 2"):
-        checkpoints.check_ranks(found, train.model_copy(update={"zero_stage": 2}))
 
 
 def test_verify_names_the_file_and_the_reason(output: str) -> None:

@@ -95,16 +95,16 @@ def test_it_stops_when_it_gets_no_better_and_publishes_the_best(house: House) ->
 @pytest.mark.integration
 def test_a_resume_knows_the_best_and_how_long_ago_it_was(house: House) -> None:
     sets = (*OVERSHOOTS, "train.validation.patience=2")
-    whole = house.train("undisturbed", sets=sets)
-    output = house.root / "disturbed"
-    shutil.copytree(house.root / "undisturbed", output)
+    whole = house.train("patient-whole", sets=sets)
+    output = house.root / "patient-again"
+    shutil.copytree(house.root / "patient-whole", output)
     (output / "manifest.json").unlink()
-    again = house.train("disturbed", sets=sets)
+    again = house.train("patient-again", sets=sets)
     assert again["resumed_from"] == whole["steps"], "it had stopped, and stops again"
     assert again["model_digest"] == whole["model_digest"]
     shutil.rmtree(output / "checkpoints" / f"step-{whole['steps']}")
     (output / "manifest.json").unlink()
-    again = house.train("disturbed", sets=sets)
+    again = house.train("patient-again", sets=sets)
     assert again["resumed_from"] == whole["steps"] - 2
     assert (again["steps"], again["model_digest"]) == (whole["steps"], whole["model_digest"])
-    assert looks(house, "disturbed") == looks(house, "undisturbed")
+    assert looks(house, "patient-again") == looks(house, "patient-whole")

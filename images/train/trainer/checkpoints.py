@@ -1,6 +1,6 @@
 """Checkpoints as folders: found, checked, kept and thrown away. What is in them is `snapshot`'s business.
 
-`<output>/checkpoints/step-N/` holds DeepSpeed's files, the state of every rank's random numbers, and a manifest that
+`<output>/checkpoints/step-N/` holds the pieces of weights and optimizer, the state of every rank's random numbers, and a manifest that
 was written last. A folder without it does not exist; one whose files differ from their hashes is passed over, loudly.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 from refit import log
 from refit.errors import BadInput, StoreUnavailable
 from refit.manifest import Manifest, damage
-from refit.spec import Train
 from refit.store import FileStore, join, store_for
 
 KIND = "checkpoint"
@@ -89,19 +88,6 @@ def faults(uri: str, manifest: Manifest) -> list[str]:
     except (StoreUnavailable, FileNotFoundError) as error:
         return [str(error)]
     return damage(place, manifest)
-
-
-def check_ranks(checkpoint: Checkpoint, train: Train) -> None:
-    """Refuse to go on with another number of ranks where state is split by rank (ZeRO 1 and up).
-
-    At ZeRO 0 any number does: rank 0's file holds everything, and the order of samples does not depend on ranks.
-    """
-    saved = checkpoint.manifest.facts["ranks"]
-    if train.zero_stage > 0 and saved != train.ranks:
-        raise BadInput(
-            f"{checkpoint.uri}: saved by {saved} ranks at ZeRO {train.zero_stage}, train.ranks is {train.ranks}. Go on "
-            f"with --ranks {saved}, or give the output another folder to start afresh."
-        )
 
 
 def verify(uri: str) -> Checkpoint:

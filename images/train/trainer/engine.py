@@ -20,10 +20,11 @@ from torch import Tensor, distributed, nn
 
 from refit.errors import Diverged
 from refit.spec import Train
+from trainer import fragments
 from trainer.objective import Objective
 from trainer.probe import Probe
+from trainer.state import Reader, State
 
-TAG = "state"
 TIMEOUT = timedelta(hours=12)  # the launcher watches the ranks, and knows better what takes long
 
 
@@ -43,7 +44,7 @@ class Engine:
     def __init__(self, objective: Objective, train: Train) -> None:
         self._train = train
         self._frozen = train.method == "lora"
-        self._ranks = distributed.get_world_size()
+        self._rank, self._ranks = distributed.get_rank(), distributed.get_world_size()
         optimizer = torch.optim.AdamW(
             _groups(objective, train.weight_decay), lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=True
         )
@@ -126,17 +127,28 @@ class Engine:
             self._engine.train()
         return logits
 
-    def save(self, folder: Path) -> None:
-        """Write weights and optimizer state below a folder; all ranks together. Frozen weights are left out."""
-        self._engine.save_checkpoint(
-            str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self._frozen
-        )  # fmt: skip
+    def state(self) -> State:
+        """A copy of this rank's part of the weights and the optimizer's state."""
+        stage = self._train.zero_stage
+        pieces = fragments.of(self._engine, stage, self._rank)
+        return State.of(pieces, fragments.steps_of(self._engine, stage))
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote, into an engine that has taken no step. Unpickles: only of checked folders."""
-        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self._frozen)
-        if path is None:
-            raise RuntimeError(f"DeepSpeed found nothing to load in {folder}")
+        """Go on from the state in a folder, whatever ranks wrote it; of an engine that has taken no step.
+
+        Raises:
+            BadInput: it is not all there.
+        """
+        stage = self._train.zero_stage
+        with torch.no_grad(), Reader(folder) as reader:
+            fragments.prepare(self._engine, stage, reader.steps)
+            pieces = list(fragments.of(self._engine, stage, self._rank))
+            if stage == 0 and self._rank > 0:  # every rank has all of it, and one writes it
+                pieces = list(fragments.of(self._engine, stage, 0))
+            reader.fill(pieces)
+            fragments.settle(
+                self._engine, stage, pieces, lambda name, size: reader.read(name, fragments.WEIGHT, 0, size)
+            )
 
     @contextmanager
     def whole(self) -> Iterator[Objective]:

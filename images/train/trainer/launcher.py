@@ -115,8 +115,6 @@ class Launcher:
         output = self._run.job.output
         checkpoints.clear_drafts(output)
         found = self._found(output)
-        if found is not None:
-            checkpoints.check_ranks(found, self._train)
         self.resumed_from = found.step if found else None
         metrics.download(self._run.folder, output)
         metrics.rewind(self._run.folder, found.step if found else 0)

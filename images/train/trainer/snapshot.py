@@ -34,7 +34,7 @@ def save(engine: Engine, task: Task, step: int, facts: dict[str, Any], best: int
     with ExitStack() as stack:
         draft = stack.enter_context(store.publish(uri)) if rank == 0 else None
         folder = Path(_from_rank_0(str(draft.path) if draft else None))
-        engine.save(folder)
+        engine.state().write(folder, rank)
         (folder / _rng_name(rank)).write_text(json.dumps(_rng_state()), encoding="utf-8")
         distributed.barrier()
         if draft is not None:

@@ -1,0 +1,120 @@
+"""The state of a training on disk: weights and optimizer in pieces, a safetensors file a rank, read by any ranks.
+
+    state-rank-<r>.safetensors    float32, one-dimensional, `<parameter>@<first element>/<kind>` with the kinds of
+                                  `fragments`; its metadata has the optimizer's steps
+
+Who reads takes what it holds itself out of whichever files have it, by slices: nobody has the whole in memory, and
+nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from refit.errors import BadInput
+from trainer.fragments import KINDS, WEIGHT, Fragment
+
+
+@dataclass(frozen=True)
+class State:
+    """Copies of a rank's pieces, as they were after so many steps of the optimizer."""
+
+    tensors: dict[str, Tensor]
+    steps: int
+
+    @classmethod
+    def of(cls, fragments: Iterable[Fragment], steps: int) -> Self:
+        """Copy the pieces: what is trained on may change from here on."""
+        copies = {
+            f"{one.name}@{one.start}/{kind}": tensor.detach().to("cpu", copy=True)
+            for one in fragments
+            for kind, tensor in one.tensors.items()
+        }
+        return cls(copies, steps)
+
+    def write(self, folder: Path, rank: int) -> None:
+        """Write this rank's file."""
+        save_file(self.tensors, folder / _name(rank), metadata={"steps": str(self.steps)})
+
+
+@dataclass(frozen=True)
+class _Place:
+    start: int
+    size: int
+    file: Any
+    key: str
+
+
+class Reader:
+    """All ranks' files of a folder; a context."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open = ExitStack()
+        self._places: dict[tuple[str, str], list[_Place]] = {}
+        self.steps = 0
+
+    def __enter__(self) -> Self:
+        paths = sorted(self._folder.glob(_name("*")))
+        if not paths:
+            raise BadInput(f"{self._folder}: no {_name('<r>')} there; it is no checkpoint of this trainer.")
+        try:
+            for path in paths:
+                self._add(self._open.enter_context(safe_open(path, framework="pt")))
+        except (SafetensorError, OSError) as error:
+            raise BadInput(f"{self._folder}: a file of the state cannot be read: {error}") from error
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def read(self, name: str, kind: str, start: int, size: int) -> Tensor:
+        """Elements start to start + size of a parameter's kind, from whichever files have them.
+
+        Raises:
+            BadInput: not all of them are there.
+        """
+        out, found = torch.empty(size, dtype=torch.float32), 0
+        for place in self._places.get((name, kind), ()):
+            first, last = max(start, place.start), min(start + size, place.start + place.size)
+            if first < last:
+                piece = place.file.get_slice(place.key)[first - place.start : last - place.start]
+                out[first - start : last - start] = piece
+                found += last - first
+        if found != size:
+            raise BadInput(
+                f"{self._folder}: {found} of {size} elements of {name} ({kind}) are there. The checkpoint is of "
+                "another model, or a rank's file is missing."
+            )
+        return out
+
+    def whole(self, name: str, size: int) -> Tensor:
+        """All weights of a parameter of so many elements, flattened."""
+        return self.read(name, WEIGHT, 0, size)
+
+    def fill(self, fragments: Sequence[Fragment]) -> None:
+        """Put the state into an engine's pieces."""
+        for one in fragments:
+            for kind in KINDS:
+                one.tensors[kind].copy_(self.read(one.name, kind, one.start, len(one)))
+
+    def _add(self, file: Any) -> None:
+        self.steps = max(self.steps, int((file.metadata() or {}).get("steps", 0)))
+        for key in file.keys():  # noqa: SIM118 (it is no mapping)
+            name, _, rest = key.rpartition("@")
+            start, _, kind = rest.partition("/")
+            (size,) = file.get_slice(key).get_shape()
+            self._places.setdefault((name, kind), []).append(_Place(int(start), size, file, key))
+
+
+def _name(rank: int | str) -> str:
+    return f"state-rank-{rank}.safetensors"
