@@ -1,7 +1,8 @@
 """Checkpoints as folders: found, checked, kept and thrown away. What is in them is `snapshot`'s business.
 
-`<output>/checkpoints/step-N/` holds the pieces of weights and optimizer, the state of every rank's random numbers, and a manifest that
-was written last. A folder without it does not exist; one whose files differ from their hashes is passed over, loudly.
+`<output>/checkpoints/step-N/` holds the pieces of weights and optimizer, the state of every rank's random numbers, and
+a manifest that was written last. A folder without it does not exist; one whose files differ from their hashes is passed
+over, loudly.
 """
 
 from __future__ import annotations
