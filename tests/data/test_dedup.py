@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import unicodedata
 from collections import Counter
 
@@ -200,6 +201,17 @@ def test_what_stays_does_not_depend_on_the_order(data: st.DataObject) -> None:
         return {given[at] for at in range(len(given)) if at not in gone}
 
     assert kept(order) == kept(list(range(len(texts))))
+
+
+def test_sets_that_are_too_many_for_memory_are_mapped_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"w{number % 97}" for number in range(4000)]
+    said = [" ".join(words[at : at + 40]) for at in range(0, 1500, 3)]
+    inside = lsh.clusters([Texts.of(said)], Dedup(threshold=0.5))
+    monkeypatch.setattr(lsh, "GRAMS_IN_MEMORY", 0)
+    outside = lsh.clusters([Texts.of(said)], Dedup(threshold=0.5))
+    assert isinstance(outside.sets.grams.base, np.memmap | mmap.mmap)
+    assert inside.verified_pairs == outside.verified_pairs > 0
+    assert (inside.root == outside.root).all()
 
 
 def test_every_pair_at_the_threshold_is_found() -> None:

@@ -10,6 +10,7 @@ Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ Index = NDArray[np.int64]
 Pick = Callable[[Index], Iterable[Texts]]
 """Gives the texts of these numbers, which rise, in parts."""
 
+GRAMS_IN_MEMORY = 1 << 27
+"""So many hashed n-grams, a gigabyte, are held in memory; more are below TMPDIR."""
 BANDS_AT_ONCE = 4
 """A band at work takes some fifty bytes a text: not one a core, where there are many."""
 
@@ -173,7 +176,7 @@ def _sets(parts: Iterable[tuple[Texts, Index]], shared: _Shared, ngram: int) -> 
     """The sets of the shared texts: of each part those of the given numbers in it, which together are all of them."""
     rooms = shared.sizes[shared.texts] + ngram  # bounds the words of each
     start, size = np.cumsum(rooms) - rooms, np.zeros(len(rooms), np.int64)
-    grams = np.empty(int(rooms.sum()), np.uint64)
+    grams = _room(int(rooms.sum()))
     first = 0
     for texts, own in parts:
         last = first + len(own)
@@ -182,6 +185,15 @@ def _sets(parts: Iterable[tuple[Texts, Index]], shared: _Shared, ngram: int) -> 
     found = Sets(grams, np.zeros(len(shared.sizes), np.int64), np.zeros(len(shared.sizes), np.int64))
     found.start[shared.texts], found.size[shared.texts] = start, size
     return found
+
+
+def _room(count: int) -> Hashes:
+    """Room for so many hashes; in a file that has no name, mapped, where that is more than should be in memory."""
+    if count <= GRAMS_IN_MEMORY:
+        return np.empty(count, np.uint64)
+    with tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, 8 * count)  # a full disk is an error here, and a SIGBUS at some write
+        return np.asarray(np.memmap(file, np.uint64, "r+", shape=(count,)))
 
 
 def _fill_in_parts(texts: Texts, wanted: Index, n: int, sets: Sets) -> None:
