@@ -45,6 +45,7 @@ class Engine:
         self._train = train
         self._frozen = train.method == "lora"
         self._rank, self._ranks = distributed.get_rank(), distributed.get_world_size()
+        self._cleared = False
         optimizer = torch.optim.AdamW(
             _groups(objective, train.weight_decay), lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=True
         )
@@ -91,22 +92,32 @@ class Engine:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         if self._train.zero_stage == 0:
-            norm = float(nn.utils.clip_grad_norm_(self._trained(), self._train.clip))
+            # In two halves: clipping by what is not finite would make every gradient so, and hide where it began.
+            trained = self._trained()
+            total = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            norm = float(total)
             if math.isfinite(norm):
+                nn.utils.clip_grads_with_norm_(trained, self._train.clip, total)
                 self._engine.step()
         else:
             self._engine.step()  # skips the optimizer by itself when the gradient is not finite
             skipped = getattr(self._engine.optimizer, "overflow", False)
             norm = math.nan if skipped else float(self._engine.get_global_grad_norm())
+            self._cleared = bool(skipped)
         if not math.isfinite(norm):
             raise Diverged("the gradient is not finite; the optimizer step was not taken")
         return norm
 
     def gradient_norms(self) -> list[tuple[str, float]]:
-        """Name and norm of each trained parameter's gradient before the update; all ranks together."""
+        """Name and norm of each trained parameter's gradient before the update; all ranks together.
+
+        None above ZeRO 0 once an update was skipped: DeepSpeed has thrown them away.
+        """
         from deepspeed.utils import safe_get_full_grad
 
-        found = []
+        found: list[tuple[str, float]] = []
+        if self._cleared:
+            return found
         for name, parameter in self._engine.module.named_parameters():
             if parameter.requires_grad:
                 whole = parameter.grad if self._train.zero_stage == 0 else safe_get_full_grad(parameter)
