@@ -70,6 +70,7 @@ def dress(operator: JobOperator, job: Job) -> None:
     operator.env_vars = [
         k8s.V1EnvVar(name="REFIT_JOB", value=job.uri),
         k8s.V1EnvVar(name="REFIT_STORE", value=job.store),
+        k8s.V1EnvVar(name="REFIT_IMAGE", value=str(operator.image)),  # a preflight compares it over the nodes
         k8s.V1EnvVar(name="PYTHONUNBUFFERED", value="1"),
         *operator.env_vars,
     ]
