@@ -128,7 +128,8 @@ def test_a_pod_holds_the_address_of_its_job_and_no_secret(place: str, spec: Pipe
     job = operator.build_job(context)
     (container,) = operator.build_pod(job, context).spec.containers  # and no sidecar
     given = {variable.name: variable.value for variable in container.env}
-    assert given == {"REFIT_JOB": job.uri, "REFIT_STORE": place, "PYTHONUNBUFFERED": "1"}
+    image = "registry.example/refit-data:1.0"
+    assert given == {"REFIT_JOB": job.uri, "REFIT_STORE": place, "REFIT_IMAGE": image, "PYTHONUNBUFFERED": "1"}
 
 
 def test_a_pod_s_name_follows_from_its_output_on_every_try(place: str, spec: Pipeline, context: dict[str, Any]) -> None:
