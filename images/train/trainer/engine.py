@@ -43,7 +43,6 @@ class Engine:
 
     def __init__(self, objective: Objective, train: Train) -> None:
         self._train = train
-        self._frozen = train.method == "lora"
         self._rank, self._ranks = distributed.get_rank(), distributed.get_world_size()
         self._cleared = False
         optimizer = torch.optim.AdamW(

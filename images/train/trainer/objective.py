@@ -33,7 +33,6 @@ class Objective(nn.Module):
         self._select: Tensor | None = None
         head = self.model.get_output_embeddings()  # type: ignore[operator]
         head.register_forward_pre_hook(self._only_targets)
-        self.register_state_dict_post_hook(_without_frozen)  # type: ignore[no-untyped-call]
 
     def forward(self, batch: Batch, answer: bool = False) -> Tensor:
         """Negative log likelihood by weight, summed over the batch's targets, in float32; with `answer`, their logits.
@@ -63,16 +62,6 @@ class Objective(nn.Module):
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
         return torch.autocast("cpu", torch.bfloat16) if self._bfloat16 else nullcontext()
-
-
-def _without_frozen(objective: nn.Module, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]) -> None:
-    """Leave out of a checkpoint what the base model's folder holds anyway.
-
-    DeepSpeed does that by the names of parameters, and a head that is tied to the embedding has a second name.
-    """
-    for name, parameter in objective.named_parameters(remove_duplicate=False):
-        if not parameter.requires_grad:
-            state.pop(prefix + name, None)
 
 
 def build(base: Path, train: Train, *, dtype: str, length: int) -> Objective:
