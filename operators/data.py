@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CorpusOperator(JobOperator):
-    """Prepare a line's data: ingest, clean, tokenize, sign, dedup, split, mix, pack; the manifest names the dataset.
+    """Prepare a line's data, from ingest to pack; the manifest names the dataset.
 
     The job's folder belongs to the run; the phases' folders are named by fingerprints, so a run with nothing changed
     reads a few manifests and is done. What went to quarantine is copied into Postgres, also when it was
@@ -48,11 +48,10 @@ class CorpusOperator(JobOperator):
 
 
 class ShareOperator(JobOperator):
-    """Make one machine's share of the shards: ingest, clean, tokenize. Meant to be mapped, a task a machine.
+    """Make one machine's share of a round of the shards. Meant to be mapped, a task a machine, round after round.
 
     A share that fails is retried alone; what it had made is kept, since every shard is a folder of its own. The
-    CorpusOperator after it finds the shards, and makes those that are missing and those of sign, which needs all of
-    a source.
+    CorpusOperator after the last round finds the shards, and makes those that are missing.
 
     What it does not do: decide what is in a shard (the data does), so any number of shares gives the same dataset.
     """
@@ -61,5 +60,21 @@ class ShareOperator(JobOperator):
     stage: ClassVar[str] = "data"
 
     def output_of(self, spec: Pipeline, context: Context) -> str:
-        share = f"share-{self.options['share']}-of-{self.options['shares']}"
+        share = "share-{round}-{share}-of-{shares}".format(**self.options)
         return join(run.folder(spec.name, context["run_id"]), share)
+
+
+def rounds(spec: Pipeline) -> dict[str, list[dict[str, int | str]]]:
+    """The rounds that a line's machines share out, by their task's id: the options of each share.
+
+    A round needs all of the one before: the lines that records of a source share tell how a record is signed, and the
+    signatures of all tell which are near. Objects elsewhere are cut first, or every machine would have to read them.
+    """
+    names = {"shares": "records", "signatures": "sign", "pairs": "match"}
+    if any(source.uri.startswith("s3://") for source in spec.data.sources):
+        names = {"cuts": "cut", **names}
+    machines = spec.data.machines
+    return {
+        task: [{"round": name, "share": number, "shares": machines} for number in range(machines)]
+        for task, name in names.items()
+    }

@@ -1,12 +1,12 @@
-"""What the model eats: ingest → clean → tokenize → sign → dedup → split → mix → pack."""
+"""What the model eats: ingest → clean → tokenize → sign → match → dedup → split → mix → pack."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from airflow.sdk import XComArg, task_group
+from airflow.sdk import XComArg, chain, task_group
 
-from operators.data import CorpusOperator, ShareOperator
+from operators.data import CorpusOperator, ShareOperator, rounds
 from operators.lines import Line
 
 
@@ -14,9 +14,8 @@ from operators.lines import Line
 def prepare_data(line: Line, spec: XComArg) -> Any:
     """One job; its phases are cached by fingerprint, each alone. Where a line asks for machines, each does a share."""
     assert line.spec is not None
-    machines = line.spec.data.machines
     corpus = CorpusOperator(task_id="corpus", spec=spec)
-    if machines > 1:
-        shares = [{"share": number, "shares": machines} for number in range(machines)]
-        ShareOperator.partial(task_id="shares", spec=spec).expand(options=shares) >> corpus
+    if line.spec.data.machines > 1:
+        shared = rounds(line.spec).items()
+        chain(*(ShareOperator.partial(task_id=id, spec=spec).expand(options=each) for id, each in shared), corpus)
     return corpus.output

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -72,6 +74,28 @@ def test_of_two_writers_the_first_stands_and_the_second_is_told(root: str) -> No
     second = publish(store, uri, "second")
     assert second == first
     assert (store.local(uri) / "deep" / "x.txt").read_text() == "first"
+
+
+def test_folders_of_one_content_are_fetched_side_by_side(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One copy serves them all, and no fetch trips over another's."""
+    monkeypatch.setenv("REFIT_CACHE", str(tmp_path / "cache"))
+    uris = [join(s3, tmp_path.name, str(number)) for number in range(16)]
+    for uri in uris:
+        publish(store_for(uri), uri, "same")
+    together = Barrier(len(uris))
+
+    def fetch(uri: str) -> Path:
+        store = store_for(uri)
+        together.wait()
+        return store.local(uri)
+
+    with ThreadPoolExecutor(len(uris)) as pool:
+        found = set(pool.map(fetch, uris))
+    assert len(found) == 1
+    assert (found.pop() / "deep" / "x.txt").read_text() == "same"
+    assert len(list((tmp_path / "cache" / "fetched").iterdir())) == 1
 
 
 def test_create_is_a_fence(root: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from airflow.sdk import DAG, CronTriggerTimetable
 from airflow.sdk.exceptions import ParamValidationError
 
@@ -230,13 +231,30 @@ def test_a_line_that_asks_for_machines_maps_its_shares_before_the_rest(folder: P
     text = text.replace("name: tiny", "name: wide", 1).replace("\ndata:\n", "\ndata:\n  machines: 3\n", 1)
     (folder / "pipelines" / "wide.yaml").write_text(text)
     dag = load(folder)["retrain_wide"]
-    shares = dag.get_task("prepare_data.shares")
-    assert shares.is_mapped
-    assert [options["share"] for options in shares.expand_input.value["options"]] == [0, 1, 2]
-    assert order(dag, "prepare_data.shares", "prepare_data.corpus")
-    assert order(dag, "check", "prepare_data.shares")
-    assert DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag)))).has_task(shares.task_id)
-    assert "prepare_data.shares" not in load(folder)["retrain_tiny"].task_ids
+    rounds = [f"prepare_data.{name}" for name in ("shares", "signatures", "pairs")]
+    for name, what in zip(rounds, ("records", "sign", "match"), strict=True):
+        mapped = dag.get_task(name)
+        assert mapped.is_mapped
+        assert mapped.expand_input.value["options"] == [
+            {"round": what, "share": number, "shares": 3} for number in range(3)
+        ]
+    for before, after in itertools.pairwise(["check", *rounds, "prepare_data.corpus"]):
+        assert order(dag, before, after)
+    assert DagSerialization.from_dict(json.loads(json.dumps(DagSerialization.to_dict(dag)))).has_task(rounds[0])
+    assert not {*rounds} & {*load(folder)["retrain_tiny"].task_ids}
+
+
+def test_what_lies_elsewhere_is_cut_before_it_is_shared_out(folder: Path) -> None:
+    text = (folder / "pipelines" / "tiny.yaml").read_text().replace("name: tiny", "name: far", 1)
+    spec = yaml.safe_load(text)
+    spec["data"]["machines"] = 2
+    spec["data"]["sources"][0]["uri"] = "s3://deliveries/mail"
+    (folder / "pipelines" / "far.yaml").write_text(yaml.safe_dump(spec))
+    dag = load(folder)["retrain_far"]
+    assert dag.get_task("prepare_data.cuts").expand_input.value["options"][1] == {
+        "round": "cut", "share": 1, "shares": 2
+    }  # fmt: skip
+    assert order(dag, "prepare_data.cuts", "prepare_data.shares")
 
 
 def test_a_clock_and_new_data_both_start_a_line(dags: dict[str, DAG]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,25 @@ def small(line: Line) -> Line:
     rows = "".join(f'{text},"{answered(text)["output"].replace(chr(34), chr(34) * 2)}"\n' for text in texts[170:])
     line.deliver("calls", "note,reply\n" + rows, "part.csv", columns={"prompt": "note", "completion": "reply"})
     return line
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket of a server of S3's own on this machine."""
+    server_module = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        boto3.client("s3").create_bucket(Bucket="corpus")
+        yield "s3://corpus"
+    finally:
+        server.stop()
 
 
 Sentences = Callable[[int], list[str]]

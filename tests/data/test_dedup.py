@@ -15,9 +15,13 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus import letters, lsh, minhash, shingles, text
+from corpus import grams as sets
+from corpus import letters, lsh, match, minhash, shingles, text
 from corpus.dedup import duplicates
+from corpus.keeping import first_of_each
+from corpus.lsh import Pairs
 from corpus.removed import Removals
+from corpus.settings import MATCH_PARTS
 from corpus.shingles import Texts
 from refit.spec import Dedup
 
@@ -79,13 +83,23 @@ def found_in(texts: list[str], order: list[int], **chosen: float) -> Removals:
         own = [text.without(given[row], form) for row in left]
         return [Texts.of(own[at : at + 7]) for at in range(0, len(own), 7)]  # shards of seven
 
-    def signed(left: np.ndarray) -> minhash.Signed:
-        return minhash.signed(parts(left), **settings.model_dump(exclude={"threshold"}))
+    def similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        stripped = [text.without(one, form) for one in given]
+        return np.array([jaccard(stripped[i], stripped[j], settings.ngram) for i, j in zip(left, right, strict=True)])
 
     settings = Dedup(**chosen)  # type: ignore[arg-type]
     rank = np.argsort(np.array(order))
     keys = np.frombuffer(digests, np.uint64).reshape(-1, 2)
-    return duplicates(keys, rank, signed, parts, settings)[0]
+    first = first_of_each(keys, rank)
+    left = np.flatnonzero(first == np.arange(len(first)))
+    whole = minhash.signed(parts(left), **settings.model_dump(exclude={"threshold"}))
+    pairs = []
+    for part in range(MATCH_PARTS):
+        own = match.bands_of(part, settings)
+        some = minhash.Signed(len(own), whole.sizes, lambda number, own=own: whole.band(own[number]))  # type: ignore[misc]
+        pairs.append(lsh.near_pairs(some, lambda shared: parts(left[shared]), settings))
+    ends = [left[np.concatenate([getattr(one, side) for one in pairs])] for side in ("left", "right")]
+    return duplicates(keys, rank, Pairs(*ends, np.concatenate([one.similarity for one in pairs]), 0), similarity)
 
 
 def removed(texts: list[str], **chosen: float) -> list[tuple[int, int, str]]:
@@ -136,10 +150,11 @@ def test_keys_are_of_the_signatures_of_the_upper_halves_of_their_grams() -> None
 
 def test_similarity_is_the_exact_jaccard_of_the_sets() -> None:
     given = ["a b c d e f g h", "a b c d e f g x", "x y z", "a a a a a a a a"]
-    given += given  # so that every text shares its keys with another one, and its set is there
+    given += given
     pairs = [(i, j) for i in range(8) for j in range(8)]
     left, right = (np.array(side) for side in zip(*pairs, strict=True))
-    found = lsh.clusters([Texts.of(given[:2]), Texts.of(given[2:])], Dedup(ngram=2)).sets.similarity(left, right)
+    parts = [Texts.of(given[:2]), Texts.of(given[2:])]
+    found = sets.sets_of(lsh.whole(parts), np.arange(8), np.full(8, 8), 2).similarity(left, right)
     assert found.tolist() == pytest.approx([jaccard(given[i], given[j], 2) for i, j in pairs])
 
 
@@ -207,9 +222,10 @@ def test_sets_that_are_too_many_for_memory_are_mapped_and_give_the_same(monkeypa
     words = [f"w{number % 97}" for number in range(4000)]
     said = [" ".join(words[at : at + 40]) for at in range(0, 1500, 3)]
     inside = lsh.clusters([Texts.of(said)], Dedup(threshold=0.5))
-    monkeypatch.setattr(lsh, "GRAMS_IN_MEMORY", 0)
+    monkeypatch.setattr(sets, "IN_MEMORY", 0)
     outside = lsh.clusters([Texts.of(said)], Dedup(threshold=0.5))
-    assert isinstance(outside.sets.grams.base, np.memmap | mmap.mmap)
+    mapped = sets.sets_of(lsh.whole([Texts.of(said)]), np.arange(len(said)), np.full(len(said), 40), 5)
+    assert isinstance(mapped.grams.base, np.memmap | mmap.mmap)
     assert inside.verified_pairs == outside.verified_pairs > 0
     assert (inside.root == outside.root).all()
 
@@ -254,5 +270,5 @@ def test_texts_are_compared_composed_and_in_lower_case(texts: list[str]) -> None
 @given(st.lists(st.integers(0, MASK) | st.sampled_from([0, 1, 7, MASK]), max_size=200), st.integers(0, 5))
 def test_hashes_are_sorted_however_they_are_spread(values: list[int], after: int) -> None:
     given = np.array(values + [3] * after, np.uint64)
-    lsh.sort_hashes(given, len(values))
+    sets.sort_hashes(given, len(values))
     assert given.tolist() == sorted(values) + [3] * after

@@ -17,7 +17,7 @@ from refit.store import store_for
 if TYPE_CHECKING:
     from tests.data.conftest import Line
 
-PHASES = ["ingest", "clean", "tokenize", "sign", "dedup", "split", "mix", "pack"]
+PHASES = ["ingest", "clean", "tokenize", "sign", "match", "dedup", "split", "mix", "pack"]
 
 
 def ran(answer: dict[str, Any]) -> list[str]:
@@ -88,10 +88,10 @@ def test_an_answer_from_the_store_loads_no_library_that_it_does_not_need(small: 
     ("change", "expected"),
     [
         ("data.rules=[control_characters, {name: length, args: {max_chars: 42}}]", PHASES[1:]),
-        ("data.split.salt=other", PHASES[5:]),
-        ("data.sources=WEIGHT", PHASES[6:]),
-        ("data.drill=shuffle_labels", PHASES[6:]),
-        ("data.pack_length=96", PHASES[7:]),
+        ("data.split.salt=other", PHASES[6:]),
+        ("data.sources=WEIGHT", PHASES[7:]),
+        ("data.drill=shuffle_labels", PHASES[7:]),
+        ("data.pack_length=96", PHASES[8:]),
         ("train.max_steps=7", []),
         ("rollout.margin=0.2", []),
     ],
@@ -146,7 +146,7 @@ def test_the_same_work_by_a_job_document(small: Line, monkeypatch: pytest.Monkey
     assert code == 0
     assert answer["outputs"] == {"dataset": f"{small.store}/datasets/small/pack/{expected}"}
     status = json.loads(store_for(job.output).read(f"{job.output}/status.json"))
-    assert (status["phase"], status["done"]) == ("done", 8)
+    assert (status["phase"], status["done"]) == ("done", 9)
 
 
 def test_inspect_shows_a_folder(small: Line) -> None:
@@ -157,26 +157,13 @@ def test_inspect_shows_a_folder(small: Line) -> None:
     assert small.corpus("inspect", "file:///nowhere")[0] == 10
 
 
-def test_a_dataset_is_made_on_s3_as_it_is_on_a_disk(small: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    server_module = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "test")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        boto3.client("s3").create_bucket(Bucket="corpus")
-        local = small.manifest(small.dataset())
-        small.store = "s3://corpus/store"
-        code, answer = small.prepare()
-        assert (code, ran(answer)) == (0, PHASES)
-        uri = answer["manifest"].removesuffix("/manifest.json")
-        there = store_for(uri).manifest(uri)
-        assert there
-        assert there.files == local.files
-        assert ran(small.prepare()[1]) == []
-    finally:
-        server.stop()
+def test_a_dataset_is_made_on_s3_as_it_is_on_a_disk(small: Line, bucket: str) -> None:
+    local = small.manifest(small.dataset())
+    small.store = f"{bucket}/store"
+    code, answer = small.prepare()
+    assert (code, ran(answer)) == (0, PHASES)
+    uri = answer["manifest"].removesuffix("/manifest.json")
+    there = store_for(uri).manifest(uri)
+    assert there
+    assert there.files == local.files
+    assert ran(small.prepare()[1]) == []

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus import cut, readers, said
+from corpus.phases import SHARED_OUT
 from corpus.prepare import share
 from corpus.sharded import added
 from refit import job
@@ -151,15 +152,16 @@ def test_one_three_or_sixteen_machines_make_the_same_to_the_byte(big: Line) -> N
     for machines in (1, 3, 16):
         big.store = f"file://{big.folder}/store{machines}"
         spec = load(big.write())
-        for number in reversed(range(machines)):
-            options = {"share": number, "shares": machines}
-            output = f"{big.store}/jobs/share{number}"
-            job.run(Job.build("share", spec, store=big.store, output=output, options=options), share)
+        for name in SHARED_OUT:
+            for number in reversed(range(machines)):
+                options = {"share": number, "shares": machines, "round": name}
+                output = f"{big.store}/jobs/{name}{number}"
+                job.run(Job.build("share", spec, store=big.store, output=output, options=options), share)
         code, answer = big.prepare()
         assert code == 0, answer
         made = shards_made(answer)
         assert made["ingest"][1] > 16
-        assert [of for of, _ in made.values()] == [0, 0, 0, made["sign"][1]]
+        assert [of for of, _ in made.values()] == [0, 0, 0, 0, 0]
         found.append(big.manifest(Path(answer["manifest"].removeprefix("file://")).parent))
     assert found[0].files == found[1].files == found[2].files
 
@@ -171,11 +173,10 @@ def test_of_a_source_that_grew_only_the_new_shards_are_made(big: Line) -> None:
         more.write('{"prompt": "an order that came too late to matter", "completion": "{\\"mood\\": \\"bad\\"}"}\n')
     code, answer = big.prepare()
     assert code == 0
-    made = shards_made(answer)
-    assert {one for one, _ in made.values()} == {1}
+    grown = dict.fromkeys(("ingest", "clean", "tokenize", "sign"), 1) | {"match": 4}  # it asks all of all
+    assert {name: made for name, (made, _) in shards_made(answer).items()} == grown
     big.deliver("more", [{"prompt": "a new source", "completion": '{"mood": "bad"}'}])
-    made = shards_made(big.prepare()[1])
-    assert {one for one, _ in made.values()} == {1}
+    assert {name: made for name, (made, _) in shards_made(big.prepare()[1]).items()} == grown
 
 
 def test_a_shard_that_lost_a_file_is_made_again_alone(big: Line) -> None:

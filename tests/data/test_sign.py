@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from corpus import cut, lsh, minhash, said, sign, text
-from corpus.settings import SignSettings
+from corpus import cut, grams, lsh, match, minhash, said, sign, text
+from corpus.settings import MATCH_PARTS, SignSettings
 from corpus.shingles import Texts
 from corpus.task import Task
 from refit.spec import Dedup
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CHOSEN = Dedup(threshold=0.5, ngram=2)
 SETTINGS = CHOSEN.model_dump(exclude={"threshold"})
+KEYS, SIZES = "said-keys.npy", "said-sizes.npy"
 FORM = "answer as a friendly clerk of the shop would"
 
 
@@ -34,7 +35,7 @@ def signed_shard(folder: Path, questions: list[str]) -> Path:
         asked = [[{"role": "user", "content": one}, {"role": "assistant", "content": "yes"}] for one in questions]
         out.write("mail", asked, [None] * len(asked))
     (folder / "form.json").write_text(json.dumps([FORM]))
-    inputs = {"records": clean, "form": folder / "form.json"}
+    inputs = {"records": clean, "said_form": folder / "form.json", "asked_form": folder / "form.json"}
     told = sign.run(Task(settings=SignSettings(**SETTINGS), inputs=inputs, folder=signed))
     assert told == {"records_in": len(questions), "records_out": len(questions), "quarantined": 0}
     return signed
@@ -44,13 +45,16 @@ def test_what_is_read_of_the_store_is_what_is_signed_in_memory(tmp_path: Path) -
     questions = [[f"{FORM}\nwhere is parcel {n} of {m}, please?" for n in range(m)] for m in (9, 0, 4)]
     shards = [signed_shard(tmp_path / str(number), some) for number, some in enumerate(questions)]
     rows = [np.array(some, np.int64) for some in ([0, 3, 8], [], [1])]
-    found = sign.stored(shards, rows)
-    wanted = [f"{text.lines(questions[s][n].partition(chr(10))[2])}\nyes" for s in (0, 1, 2) for n in rows[s]]
-    expected = minhash.signed([Texts.of(wanted)], **SETTINGS)
-    assert found.bands == expected.bands == CHOSEN.bands
-    assert found.sizes.tolist() == expected.sizes.tolist()
-    for band in range(found.bands):
-        assert found.band(band).tolist() == expected.band(band).tolist()
+    asks = [text.lines(questions[s][n].partition("\n")[2]) for s in (0, 1, 2) for n in rows[s]]
+    for kind, wanted in (("said", [f"{one}\nyes" for one in asks]), ("asked", asks)):
+        found = sign.stored(shards, rows, kind)  # type: ignore[arg-type]
+        expected = minhash.signed([Texts.of(wanted)], **SETTINGS)
+        assert found.bands == expected.bands == CHOSEN.bands
+        assert found.sizes.tolist() == expected.sizes.tolist()
+        for band in range(found.bands):
+            assert found.band(band).tolist() == expected.band(band).tolist()
+        some = sign.stored(shards, rows, kind, range(1, CHOSEN.bands, 5))  # type: ignore[arg-type]
+        assert [some.band(at).tolist() for at in range(some.bands)] == [found.band(at).tolist() for at in (1, 6, 11)]
 
 
 def test_only_texts_that_share_a_key_are_read_and_the_clusters_are_those_of_all_texts() -> None:
@@ -67,25 +71,45 @@ def test_only_texts_that_share_a_key_are_read_and_the_clusters_are_those_of_all_
     every = given(np.arange(len(texts)))
     expected = lsh.clusters(every, CHOSEN)
     asked.clear()
-    found = lsh.clusters_of(minhash.signed(every, **SETTINGS), given, CHOSEN)
-    assert found.root.tolist() == expected.root.tolist()
-    assert (found.candidate_pairs, found.verified_pairs) == (expected.candidate_pairs, expected.verified_pairs)
-    assert found.verified_pairs == 30
+    found = lsh.near_pairs(minhash.signed(every, **SETTINGS), given, CHOSEN)
+    assert lsh.connected(len(texts), found.left, found.right).tolist() == expected.root.tolist()
+    assert (found.candidates, len(found.left)) == (expected.candidate_pairs, expected.verified_pairs)
+    pairs = sorted(zip(found.left.tolist(), found.right.tolist(), strict=True))
+    assert pairs == [(number, 300 + number) for number in range(30)]
     assert asked == [[*range(30), *range(300, 330)]]
-    pairs = np.arange(30), np.arange(300, 330)
-    assert found.sets.similarity(*pairs).tolist() == expected.sets.similarity(*pairs).tolist()
+    sets = grams.sets_of(lsh.whole(every), np.arange(len(texts)), np.full(len(texts), 60), CHOSEN.ngram)
+    assert found.similarity.tolist() == sets.similarity(found.left, found.right).tolist()
+
+
+def test_parts_of_the_bands_connect_what_all_bands_connect() -> None:
+    rng = np.random.default_rng(5)
+    texts = [" ".join(map(str, rng.integers(0, 5000, 40))) for _ in range(100)]
+    # Chains: each is near to the one before it, and by its own bands to few others.
+    for turn in range(4):
+        texts += [one.replace(str(one.split()[turn * 9]), "changed") for one in texts[-60:]]
+    every = [Texts.of(texts)]
+    whole = minhash.signed(every, **SETTINGS)
+    expected = lsh.clusters(every, CHOSEN)
+    left, right = [], []
+    for part in range(MATCH_PARTS):
+        own = match.bands_of(part, CHOSEN)
+        some = minhash.Signed(len(own), whole.sizes, lambda number, own=own: whole.band(own[number]))  # type: ignore[misc]
+        found = lsh.near_pairs(some, lambda rows: [Texts.of([texts[row] for row in rows])], CHOSEN)
+        left, right = [*left, *found.left.tolist()], [*right, *found.right.tolist()]
+    assert lsh.connected(len(texts), np.array(left), np.array(right)).tolist() == expected.root.tolist()
+    assert expected.verified_pairs > 200
 
 
 def test_the_keys_of_all_bands_are_never_in_memory_at_once(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     keys = rng.integers(0, 1 << 64, (112, 20_000), np.uint64)
-    np.save(tmp_path / sign.KEYS, keys)
-    np.save(tmp_path / sign.SIZES, np.ones(20_000, np.int64))
+    np.save(tmp_path / KEYS, keys)
+    np.save(tmp_path / SIZES, np.ones(20_000, np.int64))
     rows = [np.arange(20_000)]
-    found = sign.stored([tmp_path], rows)
-    lsh.clusters_of(found, lambda rows: [], Dedup(bands=112))  # loads the kernels
+    found = sign.stored([tmp_path], rows, "said")
+    lsh.near_pairs(found, lambda rows: [], Dedup(bands=112))  # loads the kernels
     tracemalloc.start()
-    lsh.clusters_of(found, lambda rows: [], Dedup(bands=112))
+    lsh.near_pairs(found, lambda rows: [], Dedup(bands=112))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < keys.nbytes / 3
@@ -132,7 +156,7 @@ def from_scratch(line: Line, folder: Path) -> bool:
 def signatures(line: Line) -> dict[str, int]:
     """The shards' folders of signatures, and when each was written."""
     folder = Path(line.store.removeprefix("file://")) / "datasets" / "small" / "shards" / "sign"
-    return {shard.name: (shard / sign.KEYS).stat().st_mtime_ns for shard in folder.iterdir()}
+    return {shard.name: (shard / KEYS).stat().st_mtime_ns for shard in folder.iterdir()}
 
 
 def test_a_delivery_more_is_signed_alone_and_the_dataset_is_that_of_a_run_from_nothing(
@@ -172,7 +196,7 @@ def test_another_threshold_signs_nothing_and_another_seed_everything_beside_it(g
     before = signatures(growing)
     code, answer = growing.prepare("--set", "data.dedup.threshold=0.3")
     assert code == 0, answer
-    assert ran(answer)[0] == "dedup"
+    assert ran(answer)[0] == "match"
     assert signatures(growing) == before
     code, answer = growing.prepare("--set", "data.dedup.seed=2")
     assert code == 0, answer
@@ -183,11 +207,11 @@ def test_another_threshold_signs_nothing_and_another_seed_everything_beside_it(g
 def test_signatures_that_are_damaged_or_gone_are_made_again(growing: Line) -> None:
     folder = growing.dataset()
     shards = sorted((folder.parents[1] / "shards" / "sign").iterdir())
-    keys = (shards[0] / sign.KEYS).read_bytes()
-    (shards[0] / sign.KEYS).write_bytes(keys[:-8])
-    (shards[1] / sign.SIZES).unlink()
+    keys = (shards[0] / KEYS).read_bytes()
+    (shards[0] / KEYS).write_bytes(keys[:-8])
+    (shards[1] / SIZES).unlink()
     code, answer = growing.prepare("--only", "sign")
     assert (code, ran(answer)) == (0, ["sign"])
     assert phases(answer)["sign"]["shards_made"] == 2
-    assert (shards[0] / sign.KEYS).read_bytes() == keys
+    assert (shards[0] / KEYS).read_bytes() == keys
     assert ran(growing.prepare()[1]) == []

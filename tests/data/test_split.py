@@ -7,6 +7,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corpus import minhash
 from corpus.rows import SIDES
 from corpus.shingles import Texts
 from corpus.split import contaminated, side
@@ -65,7 +66,14 @@ def ranks(*names: str) -> np.ndarray:
 
 def gone(asked: list[str], rank: np.ndarray) -> set[tuple[int, int, str]]:
     keys = np.frombuffer(b"".join(xxhash.xxh3_128_digest(one.encode()) for one in asked), np.uint64).reshape(-1, 2)
-    found = contaminated(keys, rank, lambda left: [Texts.of([asked[row]]) for row in left], Dedup())
+
+    def texts(left: np.ndarray) -> list[Texts]:
+        return [Texts.of([asked[row]]) for row in left]
+
+    def signed(left: np.ndarray) -> minhash.Signed:
+        return minhash.signed(texts(left), **Dedup().model_dump(exclude={"threshold"}))
+
+    found = contaminated(keys, rank, signed, texts, Dedup())
     return set(zip(found.row.tolist(), found.kept.tolist(), found.how, strict=True))
 
 

@@ -110,6 +110,13 @@ class Store(ABC):
         """When the file at `uri` was written, by the store's own clock: seconds since 1970, on S3 whole ones."""
 
     @abstractmethod
+    def version(self, uri: str) -> str | None:
+        """What names the bytes at `uri` as they are now, without reading them; None where nothing can be trusted to.
+
+        FileNotFoundError where nothing is.
+        """
+
+    @abstractmethod
     def children(self, uri: str) -> list[str]:
         """Names directly below a folder, sorted; empty where it is not there."""
 
@@ -176,6 +183,9 @@ class FileStore(Store):
 
     def modified(self, uri: str) -> float:
         return self.path(uri).stat().st_mtime
+
+    def version(self, uri: str) -> str | None:
+        return None  # a time tells little, and a size less
 
     def children(self, uri: str) -> list[str]:
         folder = self.path(uri)

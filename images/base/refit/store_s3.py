@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from refit import s3_objects
+from refit import files, s3_objects
 from refit.errors import StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
 from refit.store import Copy, Draft, Heard, Store, cache_folder, join, unheard
@@ -56,6 +55,10 @@ class S3Store(Store):
     def modified(self, uri: str) -> float:
         return float(self._call("head_object", uri)["LastModified"].timestamp())
 
+    def version(self, uri: str) -> str | None:
+        head = self._call("head_object", uri)
+        return f"{head['ETag']} {head['ContentLength']}"
+
     def children(self, uri: str) -> list[str]:
         bucket, key = _split(join(uri, ""))
         names: set[str] = set()
@@ -85,8 +88,10 @@ class S3Store(Store):
             wrong = damage(draft, manifest)
             if wrong:
                 raise StoreUnavailable(f"{uri}: what was fetched is damaged: {'; '.join(wrong[:3])}.")
-            shutil.rmtree(target, ignore_errors=True)
-            os.rename(draft, target)
+            if not files.rename_folder(draft, target) and damage(target, manifest, hashes=False):
+                # What is there is no copy that another one made at the same time: it makes room.
+                shutil.rmtree(target, ignore_errors=True)
+                files.rename_folder(draft, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return target

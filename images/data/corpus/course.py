@@ -9,13 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from corpus import door, inputs, sharded, sources
-from corpus.phases import BEFORE, CLEAN, DEDUP, DOORS, IN_SHARDS, INGEST, MIX, PACK, PHASES, SIGN, SPLIT, TOKENIZE
+from corpus.cuts import Cuts
+from corpus.phases import (
+    BEFORE,
+    CLEAN,
+    DEDUP,
+    DOORS,
+    IN_SHARDS,
+    INGEST,
+    MATCH,
+    MIX,
+    PACK,
+    PHASES,
+    SIGN,
+    SPLIT,
+    TOKENIZE,
+)
 from corpus.sharded import Made, Shard
 from corpus.task import Report, silent
 from corpus.walk import Done, Input, Phase, Walk
 from refit import fingerprint
 from refit.errors import BadInput
 from refit.job import JobRun
+from refit.store import join
 
 
 @dataclass
@@ -24,12 +40,17 @@ class Course:
 
     walk: Walk
     run: JobRun
-    only: str | None
+    only: str | None = None
 
     def __post_init__(self) -> None:
         self.done: dict[str, Done] = {}
         self.made: dict[str, list[Made]] = {}
         self.doors: dict[str, Done] = {}
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where it is noted how the line's deliveries are cut."""
+        return Cuts(join(self.walk.root, "cuts"))
 
     def phases(self) -> Iterator[Done]:
         """Run each, or answer it; with `only`, answer what is before that one and run it alone."""
@@ -44,6 +65,12 @@ class Course:
             if phase.name == self.only:
                 return
         self.run.progress("done", len(PHASES), len(PHASES))
+
+    def before(self, phase: Phase) -> list[Shard]:
+        """Come as far as a phase in shards; returns its shards."""
+        for number, ahead in enumerate(PHASES[: PHASES.index(phase)]):
+            self._in_shards(ahead, reporter(self.run, number, ahead, len(PHASES)))
+        return self.shards(phase)
 
     def pass_door(self) -> None:
         """Ask what there is to ask of the last phase, before the next one begins.
@@ -66,7 +93,7 @@ class Course:
         door.require(self.doors[name].facts["expectations"], f"after {name}")
 
     def _in_shards(self, phase: Phase, report: Report) -> None:
-        shards = self._shards(phase)
+        shards = self.shards(phase)
         if self.only in (None, phase.name):
             found = sharded.run(self.walk, phase, shards, report, self._history())
         else:
@@ -89,16 +116,23 @@ class Course:
     def _history(self) -> list[dict[str, Any]]:
         return [{"fingerprint": one.manifest.fingerprint, **_told(one)} for one in self.done.values()]
 
-    def _shards(self, phase: Phase) -> list[Shard]:
+    def shards(self, phase: Phase) -> list[Shard]:
+        """Those of a phase in shards, when the phases before it have theirs."""
+        if phase is MATCH:
+            return inputs.parts(self.walk, self.made, self.done[CLEAN.name])
         before = BEFORE.get(phase.name)
         if before is None:
-            return list(sources.shards(self.walk.spec, heard=lambda: self.run.progress(phase.name, 0, len(PHASES))))
+            return list(
+                sources.shards(self.walk.spec, self.cuts, heard=lambda: self.run.progress(phase.name, 0, len(PHASES)))
+            )
         return inputs.after(self.walk, before, self.made[before.name], inputs.beside(self.walk, phase, self.done))
 
     def _inputs(self, phase: Phase) -> dict[str, Input]:
         read = {"records": self._input(CLEAN)}
-        if phase is DEDUP:
+        if phase in (DEDUP, SPLIT):
             read["signatures"] = self._input(SIGN)
+        if phase is DEDUP:
+            read["pairs"] = self._input(MATCH)
         else:
             read["rows"] = self._input(PHASES[PHASES.index(phase) - 1])
         if phase is SPLIT:
@@ -121,8 +155,10 @@ class Course:
     def _parts(self, phase: Phase) -> dict[str, Callable[[], Sequence[Path]]]:
         """The inputs of a phase that are in shards."""
         wanted = {} if phase is MIX else {"records": CLEAN}
-        if phase is DEDUP:
+        if phase in (DEDUP, SPLIT):
             wanted["signatures"] = SIGN
+        if phase is DEDUP:
+            wanted["pairs"] = MATCH
         if phase is PACK:
             wanted["tokens"] = TOKENIZE
         return self._folders(wanted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from corpus.encodings import SAMPLE_BYTES, detect, is_by_line
@@ -24,12 +25,12 @@ PACKED = 5
 
 @dataclass(frozen=True)
 class Slice:
-    """A file, or a stretch of one: what it counts as, about how much text it has, and where it lies on this machine."""
+    """A file, or a stretch of one: what it counts as, about how much text it has, and how it comes to this machine."""
 
     file: str
     digest: str
     size: int
-    path: Path
+    fetch: Callable[[], Path]
     span: Span | None = None
 
     @property
@@ -45,7 +46,8 @@ def slices(file: str, path: Path) -> Iterator[Slice]:
         with path.open("rb") as handle:
             packed = PACKED if _is_packed(handle.read(8)) else 1
             handle.seek(0)
-            yield Slice(file, hashlib.file_digest(handle, "sha256").hexdigest(), path.stat().st_size * packed, path)
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+            yield Slice(file, digest, path.stat().st_size * packed, partial(Path, path))
         return
     line = 1
     with path.open("rb") as handle:
@@ -53,7 +55,9 @@ def slices(file: str, path: Path) -> Iterator[Slice]:
         while found := _stretch(handle.read, handle.readline):
             digest, size, lines = found
             # The encoding is told by the file's beginning: with another one the same bytes further on say other things.
-            yield Slice(file, f"{digest}-{encoding}", size, path, Span(start, start + size, line, encoding))
+            yield Slice(
+                file, f"{digest}-{encoding}", size, partial(Path, path), Span(start, start + size, line, encoding)
+            )
             start, line = start + size, line + lines
 
 

@@ -10,64 +10,63 @@ Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.jit import in_parts, kernel
+from corpus.grams import Sets, jaccard, sets_of
+from corpus.jit import kernel
 from corpus.minhash import Signed, signed
-from corpus.shingles import Bytes, Hashes, Offsets, Texts, shingle
+from corpus.shingles import Hashes, Texts
 from refit.spec import Dedup
 
 Index = NDArray[np.int64]
+Shares = NDArray[np.float64]
 Pick = Callable[[Index], Iterable[Texts]]
 """Gives the texts of these numbers, which rise, in parts."""
 
-GRAMS_IN_MEMORY = 1 << 27
-"""So many hashed n-grams, a gigabyte, are held in memory; more are below TMPDIR."""
 BANDS_AT_ONCE = 4
 """A band at work takes some fifty bytes a text: not one a core, where there are many."""
 
 
 @dataclass(frozen=True)
-class Sets:
-    """The n-gram sets of some texts, sorted, without repeats: of text i, grams[start[i]:start[i] + size[i]]."""
+class Pairs:
+    """Near pairs: text `left[i]` and text `right[i]`, and how similar they are.
 
-    grams: Hashes
-    start: Index
-    size: Index
+    As many as it takes to connect what is near: of texts that are connected already no more pairs are looked for.
+    `candidates` is how many were looked at.
+    """
 
-    def similarity(self, left: Index, right: Index) -> NDArray[np.float64]:
-        """The exact similarity of pairs of those texts."""
-        out = np.zeros(len(left), np.float64)
-        for at, (i, j) in enumerate(zip(left, right, strict=True)):
-            out[at] = _jaccard(self.grams, self.start[i], self.size[i], self.start[j], self.size[j])
-        return out
+    left: Index
+    right: Index
+    similarity: Shares
+    candidates: int
+
+    @classmethod
+    def none(cls) -> Self:
+        """No pairs."""
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float64), 0)
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """`root[i]` is the lowest number of the texts that text i is connected with by verified pairs.
-
-    `sets` has every text that shares a band's key with another one: all of a cluster's.
-    """
+    """`root[i]` is the lowest number of the texts that text i is connected with by verified pairs."""
 
     root: Index
     candidate_pairs: int
     verified_pairs: int
-    sets: Sets
 
 
 @dataclass(frozen=True)
 class Matches:
-    """`found[i]` is a text of a higher rank that text i is near to; -1 where there is none."""
+    """`found[i]` is a text of a higher rank that text i is near to, and how near; -1 where there is none."""
 
     found: Index
-    sets: Sets
+    similarity: Shares
 
 
 @dataclass(frozen=True)
@@ -85,29 +84,40 @@ def clusters(parts: Iterable[Texts], settings: Dedup, pick: Pick | None = None) 
     `parts` is gone through twice, one part at a time: it may read each anew. With `pick` only once: the second time few
     of the texts are looked at, and it gives these alone.
     """
-    shared = _share(_signed(parts, settings))  # the keys are let go here
-    picked = _whole(pick(shared.texts)) if pick else _those(parts, shared.texts)
-    return _linked(shared, _sets(picked, shared, settings.ngram), settings.threshold)
+    shared = _share(signed(parts, **settings.model_dump(exclude={"threshold"})))  # the keys are let go here
+    picked = whole(pick(shared.texts)) if pick else _those(parts, shared.texts)
+    root, pairs = _linked(shared, sets_of(picked, shared.texts, shared.sizes, settings.ngram), settings.threshold)
+    return Clusters(root, pairs.candidates, len(pairs.left))
 
 
-def clusters_of(given: Signed, pick: Pick, settings: Dedup) -> Clusters:
-    """As `clusters`, of texts that are signed; those that share a band's key with another are picked, once."""
+def near_pairs(given: Signed, pick: Pick, settings: Dedup) -> Pairs:
+    """Pairs that connect whatever shares a key of the given bands and is near; the candidates' texts are picked, once.
+
+    Of several groups of bands each may be asked for itself: what all their pairs connect is what `clusters` finds.
+    """
     shared = _share(given)
-    return _linked(shared, _sets(_whole(pick(shared.texts)), shared, settings.ngram), settings.threshold)
+    return _linked(shared, _picked(shared, pick, settings), settings.threshold)[1]
 
 
-def matches(parts: Iterable[Texts], rank: NDArray[np.int64], settings: Dedup) -> Matches:
-    """For each text a text of a higher rank that it is near to. `parts` as in `clusters`."""
-    shared = _share(_signed(parts, settings))
-    sets = _sets(_those(parts, shared.texts), shared, settings.ngram)
-    found = np.full(len(rank), -1, np.int64)
+def connected(count: int, left: Index, right: Index) -> Index:
+    """Of each of `count` texts the lowest number of those that it is connected with by pairs."""
+    root = np.arange(count, dtype=np.int64)
+    _connect(left, right, root)
+    _settle(root)
+    return root
+
+
+def matches(given: Signed, pick: Pick, rank: Index, settings: Dedup) -> Matches:
+    """For each text a text of a higher rank that it is near to; the candidates' texts are picked, once.
+
+    `similarity` says something only where one is found.
+    """
+    shared = _share(given)
+    sets = _picked(shared, pick, settings)
+    found, similarity = np.full(len(rank), -1, np.int64), np.zeros(len(rank), np.float64)
     for order, edges in shared.buckets:
-        _match(order, edges, sets.grams, sets.start, sets.size, settings.threshold, rank, found)
-    return Matches(found, sets)
-
-
-def _signed(parts: Iterable[Texts], chosen: Dedup) -> Signed:
-    return signed(parts, ngram=chosen.ngram, bands=chosen.bands, rows=chosen.rows, seed=chosen.seed)
+        _match(order, edges, sets.grams, sets.start, sets.size, settings.threshold, rank, found, similarity)
+    return Matches(found, similarity)
 
 
 def _share(given: Signed) -> _Shared:
@@ -124,15 +134,24 @@ def _share(given: Signed) -> _Shared:
     return _Shared(given.sizes, buckets, np.flatnonzero(shared))
 
 
-def _linked(shared: _Shared, sets: Sets, threshold: float) -> Clusters:
+def _picked(shared: _Shared, pick: Pick, settings: Dedup) -> Sets:
+    return sets_of(whole(pick(shared.texts)), shared.texts, shared.sizes, settings.ngram)
+
+
+def _linked(shared: _Shared, sets: Sets, threshold: float) -> tuple[Index, Pairs]:
     """Verify the candidates, and connect them."""
     root = np.arange(len(shared.sizes), dtype=np.int64)
-    tried = verified = 0
+    # A pair connects what was not: there is one fewer than texts at most.
+    left, right = (np.empty(len(shared.texts), np.int64) for _ in range(2))
+    similarity = np.empty(len(shared.texts), np.float64)
+    tried = count = 0
     for order, edges in shared.buckets:
-        more_tried, more_verified = _link(order, edges, sets.grams, sets.start, sets.size, threshold, root)
-        tried, verified = tried + more_tried, verified + more_verified
+        more, count = _link(
+            order, edges, sets.grams, sets.start, sets.size, threshold, root, left, right, similarity, count
+        )
+        tried += more
     _settle(root)
-    return Clusters(root, tried, verified, sets)
+    return root, Pairs(left[:count], right[:count], similarity[:count], tried)
 
 
 def _bucket(band: Hashes, sizes: Index) -> tuple[Index, Index]:
@@ -159,7 +178,8 @@ def _bucket(band: Hashes, sizes: Index) -> tuple[Index, Index]:
     return found[np.lexsort((found, np.repeat(np.arange(len(length)), length)))], edges
 
 
-def _whole(parts: Iterable[Texts]) -> Iterator[tuple[Texts, Index]]:
+def whole(parts: Iterable[Texts]) -> Iterator[tuple[Texts, Index]]:
+    """Each part with the numbers of all its texts."""
     return ((texts, np.arange(len(texts))) for texts in parts)
 
 
@@ -170,84 +190,6 @@ def _those(parts: Iterable[Texts], wanted: Index) -> Iterator[tuple[Texts, Index
         last = first + len(texts)
         yield texts, wanted[slice(*np.searchsorted(wanted, (first, last)))] - first
         first = last
-
-
-def _sets(parts: Iterable[tuple[Texts, Index]], shared: _Shared, ngram: int) -> Sets:
-    """The sets of the shared texts: of each part those of the given numbers in it, which together are all of them."""
-    rooms = shared.sizes[shared.texts] + ngram  # bounds the words of each
-    start, size = np.cumsum(rooms) - rooms, np.zeros(len(rooms), np.int64)
-    grams = _room(int(rooms.sum()))
-    first = 0
-    for texts, own in parts:
-        last = first + len(own)
-        _fill_in_parts(texts, own, ngram, Sets(grams, start[first:last], size[first:last]))
-        first = last
-    found = Sets(grams, np.zeros(len(shared.sizes), np.int64), np.zeros(len(shared.sizes), np.int64))
-    found.start[shared.texts], found.size[shared.texts] = start, size
-    return found
-
-
-def _room(count: int) -> Hashes:
-    """Room for so many hashes; in a file that has no name, mapped, where that is more than should be in memory."""
-    if count <= GRAMS_IN_MEMORY:
-        return np.empty(count, np.uint64)
-    with tempfile.TemporaryFile() as file:
-        os.posix_fallocate(file.fileno(), 0, 8 * count)  # a full disk is an error here, and a SIGBUS at some write
-        return np.asarray(np.memmap(file, np.uint64, "r+", shape=(count,)))
-
-
-def _fill_in_parts(texts: Texts, wanted: Index, n: int, sets: Sets) -> None:
-    """Fill set i with text wanted[i]."""
-
-    def fill(first: int, last: int) -> None:
-        own = slice(first, last)
-        _fill(texts.data, texts.offsets, wanted[own], n, sets.grams, sets.start[own], sets.size[own])
-
-    in_parts(fill, len(wanted))
-
-
-@kernel
-def _fill(data: Bytes, offsets: Offsets, wanted: Index, n: int, grams: Hashes, start: Index, size: Index) -> None:
-    for at in range(len(wanted)):
-        text = wanted[at]
-        place = grams[start[at] :]
-        count = shingle(data, offsets[text], offsets[text + 1], n, place)
-        sort_hashes(place, count)
-        unique = 0
-        for gram in range(count):
-            if gram == 0 or place[gram] != place[gram - 1]:
-                place[unique] = place[gram]
-                unique += 1
-        size[at] = unique
-
-
-@kernel
-def sort_hashes(values: Hashes, count: int) -> None:
-    """Sort the first `count` of uniformly spread 64-bit values, in place.
-
-    Each goes to a bucket by its upper bits, as many buckets as values; little is left to do. Equal or uneven values
-    only make that part slower.
-    """
-    bits = 1
-    while 1 << bits < count:
-        bits += 1
-    shift = np.uint64(64 - bits)
-    ends = np.zeros((1 << bits) + 1, np.int64)
-    for at in range(count):
-        ends[np.int64(values[at] >> shift) + 1] += 1
-    for bucket in range(1 << bits):
-        ends[bucket + 1] += ends[bucket]
-    spread = np.empty(count, np.uint64)
-    for at in range(count):
-        place = np.int64(values[at] >> shift)
-        spread[ends[place]] = values[at]
-        ends[place] += 1
-    for at in range(count):
-        value, to = spread[at], at
-        while to > 0 and values[to - 1] > value:
-            values[to] = values[to - 1]
-            to -= 1
-        values[to] = value
 
 
 @kernel
@@ -267,23 +209,6 @@ def _may_be_repeated(
 
 
 @kernel
-def _jaccard(grams: Hashes, i: int, i_size: int, j: int, j_size: int) -> float:
-    both = 0
-    a, b = i, j
-    while a < i + i_size and b < j + j_size:
-        if grams[a] == grams[b]:
-            both += 1
-            a += 1
-            b += 1
-        elif grams[a] < grams[b]:
-            a += 1
-        else:
-            b += 1
-    union = i_size + j_size - both
-    return both / union if union else 0.0
-
-
-@kernel
 def _root(root: Index, text: int) -> int:
     while root[text] != text:
         root[text] = root[root[text]]
@@ -299,29 +224,40 @@ def _settle(root: Index) -> None:
 
 
 @kernel
+def _connect(left: Index, right: Index, root: Index) -> None:
+    for pair in range(len(left)):
+        one, other = _root(root, left[pair]), _root(root, right[pair])
+        root[max(one, other)] = min(one, other)
+
+
+@kernel
 def _link(
-    order: Index, edges: Index, grams: Hashes, start: Index, size: Index, threshold: float, root: Index
-) -> tuple[int, int]:
-    tried = verified = 0
+    order: Index, edges: Index, grams: Hashes, start: Index, size: Index, threshold: float, root: Index,
+    left: Index, right: Index, similarity: Shares, count: int,
+) -> tuple[int, int]:  # fmt: skip
+    tried = 0
     for run in range(len(edges)):
         for at in range(edges[run, 0], edges[run, 1]):
             i = order[at]
             for other in range(at + 1, edges[run, 1]):
                 j = order[other]
-                left, right = _root(root, i), _root(root, j)
-                if left == right:
+                one, two = _root(root, i), _root(root, j)
+                if one == two:
                     continue  # connected already: another pair cannot change the outcome
                 tried += 1
-                if _jaccard(grams, start[i], size[i], start[j], size[j]) >= threshold:
-                    verified += 1
-                    root[max(left, right)] = min(left, right)
-    return tried, verified
+                found = jaccard(grams, start[i], size[i], start[j], size[j])
+                if found >= threshold:
+                    left[count], right[count], similarity[count] = min(i, j), max(i, j), found
+                    count += 1
+                    root[max(one, two)] = min(one, two)
+    return tried, count
 
 
 @kernel
 def _match(
-    order: Index, edges: Index, grams: Hashes, start: Index, size: Index, threshold: float, rank: Index, found: Index
-) -> None:
+    order: Index, edges: Index, grams: Hashes, start: Index, size: Index, threshold: float, rank: Index, found: Index,
+    similarity: Shares,
+) -> None:  # fmt: skip
     for run in range(len(edges)):
         for at in range(edges[run, 0], edges[run, 1]):
             i = order[at]
@@ -329,6 +265,9 @@ def _match(
                 continue
             for other in range(edges[run, 0], edges[run, 1]):
                 j = order[other]
-                if rank[j] > rank[i] and _jaccard(grams, start[i], size[i], start[j], size[j]) >= threshold:
+                if rank[j] <= rank[i]:
+                    continue
+                similarity[i] = jaccard(grams, start[i], size[i], start[j], size[j])
+                if similarity[i] >= threshold:
                     found[i] = j
                     break

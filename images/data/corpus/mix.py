@@ -1,4 +1,4 @@
-"""Phase 7, mix: how often training sees each record, so that the sources have the shares their weights ask for.
+"""Phase 8, mix: how often training sees each record, so that the sources have the shares their weights ask for.
 
 An epoch has as many records as there are to train on. A source that has too few is seen again, whole rounds first and
 a seeded choice for the rest; one that has too many gives a seeded choice. Validation and held-out records are as they

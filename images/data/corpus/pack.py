@@ -1,4 +1,4 @@
-"""Phase 8, pack: the chosen documents become packs of tokens, and the dataset folder that training and evaluation read.
+"""Phase 9, pack: the chosen documents become packs of tokens, and the dataset folder that training and evaluation read.
 
     train.*, validation.*   the packed format (refit.packed), and the domain of each document (refit.domains)
     heldout.parquet         the exam: what is asked, and the right answer, as text

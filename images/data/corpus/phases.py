@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from corpus import rules, settings
-from corpus.settings import CleanSettings, IngestSettings
+from corpus.settings import CleanSettings, IngestSettings, MatchSettings
 from corpus.task import LINES
 from corpus.walk import Phase
 
@@ -24,7 +24,7 @@ def _shared(chosen: Any) -> list[str]:
     return ["refit.chat", "refit.domains", "refit.packed"]
 
 
-INGEST, CLEAN, TOKENIZE, SIGN, DEDUP, SPLIT, MIX, PACK = PHASES = (
+INGEST, CLEAN, TOKENIZE, SIGN, MATCH, DEDUP, SPLIT, MIX, PACK = PHASES = (
     Phase(
         name="ingest", settings=settings.ingest, of_source=IngestSettings.of_source,
         libraries=("pyarrow", "xxhash", "charset-normalizer"),
@@ -38,6 +38,7 @@ INGEST, CLEAN, TOKENIZE, SIGN, DEDUP, SPLIT, MIX, PACK = PHASES = (
         libraries=("pyarrow", "numpy", "tokenizers", "gigatoken", "jinja2"),
     ),
     Phase(name="sign", settings=settings.sign, libraries=("pyarrow", "numpy")),
+    Phase(name="match", settings=settings.match, of_source=MatchSettings.of_part, libraries=("pyarrow", "numpy")),
     Phase(name="dedup", settings=settings.dedup, libraries=("pyarrow", "numpy")),
     Phase(name="split", settings=settings.split, libraries=("pyarrow", "numpy", "charset-normalizer")),
     Phase(name="mix", settings=settings.mix, libraries=("pyarrow", "numpy")),
@@ -53,9 +54,9 @@ DOORS = {
     )
     for phase in (CLEAN, DEDUP, SPLIT)
 }  # fmt: skip
-IN_SHARDS = (INGEST, CLEAN, TOKENIZE, SIGN)
-SHARED_OUT = (INGEST, CLEAN, TOKENIZE)
-"""Those that a machine can make of its share of the shards alone."""
+IN_SHARDS = (INGEST, CLEAN, TOKENIZE, SIGN, MATCH)
+SHARED_OUT = {"records": (INGEST, CLEAN, TOKENIZE), "sign": (SIGN,), "match": (MATCH,)}
+"""The phases in shards as machines share them out, in rounds: a round needs all shards of the one before."""
 BEFORE = {"clean": INGEST, "tokenize": CLEAN, "sign": CLEAN}
-"""Whose shards a phase in shards reads; the first one reads the sources."""
+"""Whose shards a phase in shards reads, one each; ingest reads the sources, match all shards of clean and sign."""
 NAMES = tuple(phase.name for phase in PHASES)

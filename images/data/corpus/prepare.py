@@ -1,7 +1,8 @@
-"""The data stage as one job: eight phases, each answered from its folder where nothing that decides it has changed.
+"""The data stage as one job: nine phases, each answered from its folder where nothing that decides it has changed.
 
     ingest → clean → tokenize            in shards: on every core, on as many machines as there are
-           → sign                        in shards too, on every core; needs what all shards of a source share
+           → sign                        in shards too; needs what all shards of a source share
+           → match                       in parts, each over the signatures of all shards
            → dedup → split → mix → pack  over all of them, a shard in memory at a time
 
 What it does not do: choose the sources or the weights (the spec does), ask a model anything, start anything else.
@@ -13,7 +14,7 @@ from collections import Counter
 
 from corpus import course, inputs, rules, sharded, sources, summary
 from corpus.course import Course
-from corpus.phases import BEFORE, INGEST, SHARED_OUT
+from corpus.phases import BEFORE, SHARED_OUT
 from corpus.quarantine import check_ratio, check_sources
 from corpus.sharded import Made
 from corpus.task import QUARANTINE
@@ -61,28 +62,31 @@ def prepare(run: JobRun) -> Manifest:
 
 
 def share(run: JobRun) -> Manifest:
-    """Make this machine's share of the shards, for a later `prepare` to find; options: `share` of `shares`, from 0.
+    """Make this machine's share of a round's shards, for a later `prepare` to find.
 
-    Not those of `sign`: only all shards of a source tell its form, and a share has but some. `prepare` makes them.
+    Options: `share` of `shares`, from 0, and the `round`: `cut`, which only reads objects that lie elsewhere, or one of
+    `SHARED_OUT`. A round needs what those before it make, all shares of it; what is missing is made.
 
     Raises:
         BadInput: a source or base model is not there or empty; a rule is not known.
     """
     spec, options = run.spec, run.job.options
     check(spec, str(options.get("where", spec.name)))
-    walk = walk_of(run)
-    every = list(sources.shards(spec, heard=lambda: run.progress(INGEST.name, 0, len(SHARED_OUT))))
-    shards = every[int(options["share"]) :: int(options["shares"])]
-    made: dict[str, list[Made]] = {}
-    for number, phase in enumerate(SHARED_OUT):
-        if before := BEFORE.get(phase.name):
-            shards = inputs.after(walk, before, made[before.name], inputs.beside(walk, phase, {}))
-        sharded.make(walk, phase, shards, course.reporter(run, number, phase, len(SHARED_OUT)))
-        made[phase.name] = sharded.made(walk, phase, shards)
-    last = made[SHARED_OUT[-1].name]
+    way, (share, shares) = Course(walk_of(run), run), (int(options["share"]), int(options["shares"]))
+    if options["round"] == "cut":
+        read = sources.cut_share(spec, way.cuts, share, shares, heard=lambda: run.progress("cut", 0, 1))
+        return Manifest(kind="share", fingerprint=fingerprint.digest(str(share)), facts={"objects": read})
+    phases = SHARED_OUT[str(options["round"])]
+    shards = way.before(phases[0])[share::shares]
+    made: list[Made] = []
+    for number, phase in enumerate(phases):
+        if number:
+            shards = inputs.after(way.walk, BEFORE[phase.name], made, inputs.beside(way.walk, phase, {}))
+        sharded.make(way.walk, phase, shards, course.reporter(run, number, phase, len(phases)))
+        made = sharded.made(way.walk, phase, shards)
     return Manifest(
-        kind="share", fingerprint=fingerprint.digest([one.digest for one in last])[:32],
-        facts={"shards": len(last), "records": sum(one.records for one in last)},
+        kind="share", fingerprint=fingerprint.digest([one.digest for one in made])[:32],
+        facts={"shards": len(made), "records": sum(one.records for one in made)},
     )  # fmt: skip
 
 

@@ -45,6 +45,18 @@ def collect(shards: Sequence[Path]) -> pa.Table:
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
+def columns(shards: Sequence[Path], rows: Sequence[Index]) -> pa.Table:
+    """What decides who of some rows stays (`keeping`); of each shard the numbers of those rows, rising."""
+    schema = pa.schema([("time", pa.large_string()), ("id", pa.large_string()), ("quality", pa.float64())])
+    tables = [schema.empty_table()]
+    for shard, own in zip(shards, rows, strict=True):
+        if len(own):
+            table = pq.read_table(shard / RECORDS, columns=["time", "id"])
+            table = table.append_column("quality", pq.read_table(shard / TEXTS, columns=["quality"]).column(0))
+            tables.append(table.take(pa.array(own)).cast(schema))
+    return pa.concat_tables(tables)
+
+
 def read(path: Path) -> pa.Table:
     """Rows that `record.write` wrote."""
     return pq.read_table(path, read_dictionary=_NAMES).combine_chunks()

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +28,9 @@ from numpy.typing import NDArray
 
 from corpus import record, text
 from corpus.shingles import Texts
-from corpus.task import LINES, SHARDS, TEXTS, form_file
+from corpus.task import LINES, SHARDS, TEXTS, Kind, form_file
 from refit import files
 
-Kind = Literal["said", "asked"]
-"""Everything that was said, or only what is asked: all but the last answer."""
 Index = NDArray[np.int64]
 
 KEY = pa.binary(16)

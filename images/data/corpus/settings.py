@@ -11,6 +11,10 @@ from pydantic import BaseModel, ConfigDict
 
 from refit.spec import Dedup, Expectations, Pipeline, Rule, ScoreLimits, Split, TokenLimits
 
+MATCH_PARTS = 4
+"""The bands are dealt out to so many parts. A text that is near to another one is so in most of the bands: more parts
+would go through the same texts more often."""
+
 
 class Settings(BaseModel):
     """The part of a spec that one phase reads."""
@@ -55,6 +59,17 @@ class SignSettings(Settings):
     bands: int
     rows: int
     seed: int
+
+
+class MatchSettings(Settings):
+    """What counts as near, and which part of the bands is looked at."""
+
+    dedup: Dedup
+    part: int = 0
+
+    def of_part(self, name: str) -> Self:
+        """What decides the pairs of one part."""
+        return self.model_copy(update={"part": int(name)})
 
 
 class DedupSettings(Settings):
@@ -136,6 +151,11 @@ def sign(spec: Pipeline) -> SignSettings:
     """The settings of `sign`."""
     found = spec.data.dedup
     return SignSettings(ngram=found.ngram, bands=found.bands, rows=found.rows, seed=found.seed)
+
+
+def match(spec: Pipeline) -> MatchSettings:
+    """The settings of `match`."""
+    return MatchSettings(dedup=spec.data.dedup)
 
 
 def dedup(spec: Pipeline) -> DedupSettings:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from corpus.cut import Slice, shared_out, slices
+from corpus.cut import shared_out
+from corpus.cuts import Cuts
 from corpus.readers import is_data
 from corpus.sharded import Shard
 from corpus.task import EVALUATION
 from corpus.walk import Input
 from refit.errors import BadInput, StoreUnavailable
 from refit.fingerprint import file_digest
-from refit.spec import Pipeline
-from refit.store import Heard, Store, join, matching, store_for, unheard
+from refit.spec import Pipeline, Source
+from refit.store import FileStore, Heard, Store, join, matching, store_for, unheard
+
+T = TypeVar("T")
 
 SECONDS_BETWEEN_SIGNS = 2.0
 
 
-def shards(spec: Pipeline, heard: Heard = unheard) -> Iterator[Shard]:
+def shards(spec: Pipeline, cuts: Cuts, heard: Heard = unheard) -> Iterator[Shard]:
     """The files of all sources, cut and put together to shards, in a stable order. `heard` is called now and then, also
     while a big file is fetched or a query's rows come.
 
@@ -32,20 +36,38 @@ def shards(spec: Pipeline, heard: Heard = unheard) -> Iterator[Shard]:
     """
     heard = _seldom(heard)
     for index, source in enumerate(spec.data.sources):
-        where = f"data.sources[{index}] ({source.name})"
-        query = source.query
-        files = _files(source.uri, where, heard) if query is None else _extract(source.uri, query, where, heard)
-        found: list[Slice] = []
-        for name, path in files.items():
-            for slice in slices(name, path):
-                found.append(slice)
-                heard()
+        found = [
+            slice
+            for name, uri in _addresses(index, source, heard)
+            for slice in _there(partial(cuts.of, name, uri, heard), _where(index, source), uri)
+        ]
         for shard in [found] if spec.data.max_records else shared_out(found):
             yield Shard(
                 source=source.name, size=sum(slice.size for slice in shard),
-                inputs={slice.role: Input(slice.digest, partial(Path, slice.path)) for slice in shard},
+                inputs={slice.role: Input(slice.digest, slice.fetch) for slice in shard},
                 spans={slice.role: slice.span for slice in shard if slice.span},
             )  # fmt: skip
+
+
+def cut_share(spec: Pipeline, cuts: Cuts, share: int, shares: int, heard: Heard = unheard) -> int:
+    """Cut one machine's share of the objects that lie elsewhere, so that no machine has to read all of them.
+
+    Returns:
+        How many that were.
+
+    Raises:
+        BadInput: a source has no file that can be read.
+    """
+    heard = _seldom(heard)
+    elsewhere = [
+        (_where(index, source), name, uri)
+        for index, source in enumerate(spec.data.sources)
+        if not source.query and not isinstance(store_for(source.uri), FileStore)
+        for name, uri in _addresses(index, source, heard)
+    ]
+    for where, name, uri in elsewhere[share::shares]:
+        _there(partial(cuts.of, name, uri, heard), where, uri)
+    return len(elsewhere[share::shares])
 
 
 def evaluations(spec: Pipeline) -> dict[str, Input]:
@@ -56,8 +78,9 @@ def evaluations(spec: Pipeline) -> dict[str, Input]:
     """
     found: dict[str, Input] = {}
     for index, uri in enumerate(spec.data.decontaminate.against):
-        files = _files(uri, f"data.decontaminate.against[{index}]")
-        for name, path in files.items():
+        where = f"data.decontaminate.against[{index}]"
+        for name, place in _named(uri, where):
+            path = _there(partial(store_for(uri).local, place), where, place)
             found[f"{EVALUATION}/{index}/{name}"] = Input(file_digest(path), partial(Path, path))
     return found
 
@@ -92,16 +115,24 @@ def _seldom(heard: Heard) -> Heard:
     return told
 
 
-def _files(uri: str, where: str, heard: Heard = unheard) -> dict[str, Path]:
-    """The files of an address by name, on this machine."""
-    store = store_for(uri)
-    found: dict[str, Path] = {}
-    for name, place in files_of(store, uri):
-        try:
-            # A name on a disk may be no text; what is written of it must be.
-            found[name.encode("utf-8", "backslashreplace").decode()] = store.local(place, heard)
-        except FileNotFoundError as error:
-            raise StoreUnavailable(f"{where}: {place} was there a moment ago and is gone. Run again.") from error
+def _where(index: int, source: Source) -> str:
+    return f"data.sources[{index}] ({source.name})"
+
+
+def _addresses(index: int, source: Source, heard: Heard) -> list[tuple[str, str]]:
+    """(name, uri) of a source's files; a query's rows are one, on this machine."""
+    where = _where(index, source)
+    if source.query is None:
+        return _named(source.uri, where)
+    from corpus import database  # most lines have no database, and need not load what speaks to one
+
+    extract = database.extract(source.uri, source.query, where, heard=heard)
+    return [(database.FILE, extract.path.as_uri())]
+
+
+def _named(uri: str, where: str) -> list[tuple[str, str]]:
+    # A name on a disk may be no text; what is written of it must be.
+    found = [(name.encode("utf-8", "backslashreplace").decode(), at) for name, at in files_of(store_for(uri), uri)]
     if not found:
         raise BadInput(
             f"{where}: {uri} holds no data file. "
@@ -110,11 +141,12 @@ def _files(uri: str, where: str, heard: Heard = unheard) -> dict[str, Path]:
     return found
 
 
-def _extract(uri: str, query: str, where: str, heard: Heard) -> dict[str, Path]:
-    """What a query says now, as a file on this machine."""
-    from corpus import database  # most lines have no database, and need not load what speaks to one
-
-    return {database.FILE: database.extract(uri, query, where, heard=heard).path}
+def _there(read: Callable[[], T], where: str, uri: str) -> T:
+    """What is read of a file that was listed."""
+    try:
+        return read()
+    except FileNotFoundError as error:
+        raise StoreUnavailable(f"{where}: {uri} was there a moment ago and is gone. Run again.") from error
 
 
 def files_of(store: Store, given: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Phase 6, split and decontaminate: who is trained on, watched and held out; and nothing is on two sides.
+"""Phase 7, split and decontaminate: who is trained on, watched and held out; and nothing is on two sides.
 
 The side follows from a hash of the session, or of what is asked where there is no session: a record keeps its side
 when data grows, and people's sessions are never cut in two. Then whatever is asked of training that is the same as, or
@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from corpus import lsh, overlap, record, removed, rows, said
+from corpus import lsh, overlap, record, removed, rows, said, sign
 from corpus.decontaminate import gather, question, with_evaluation
-from corpus.dedup import first_of_each
+from corpus.keeping import first_of_each
+from corpus.minhash import Signed
 from corpus.removed import Removals
 from corpus.rows import ROWS, SIDES
 from corpus.settings import SplitSettings
@@ -44,12 +45,18 @@ def run(task: Task) -> Facts:
     task.progress(table.num_rows // 3, table.num_rows)
     form, places = said.forms(task.inputs["records"], "asked"), table.select(["shard", "row"])
 
-    def texts(left: Index) -> said.Chosen:
-        return said.Chosen(shards, rows.by_shard(places.take(pa.array(left)), len(shards)), form, "asked")
+    def by_shard(some: Index) -> list[Index]:
+        return rows.by_shard(places.take(pa.array(some)), len(shards))
+
+    def signed(some: Index) -> Signed:
+        return sign.stored(task.shards["signatures"], by_shard(some), "asked")
+
+    def texts(some: Index) -> said.Chosen:
+        return said.Chosen(shards, by_shard(some), form, "asked")
 
     keys = np.concatenate([said.keys(shard, "asked")[own] for shard, own in zip(shards, here, strict=True)])
     rank = np.array([SIDES.index(name) for name in sides], np.int64)
-    removals = contaminated(keys, rank, texts, settings.dedup)
+    removals = contaminated(keys, rank, signed, texts, settings.dedup)
     evaluation = [path for role, path in task.inputs.items() if role.startswith(f"{EVALUATION}/")]
     held = holding(evaluation, table, shards, settings, task.folder / CONTAMINATED)
     kept = removed.take_out(table, removals, task.folder / REMOVED, besides=held)
@@ -106,12 +113,16 @@ def side(split: Split, session: str | None, question: str, *, plain: bool = Fals
     return "validation" if draw < split.heldout + split.validation else "train"
 
 
-def contaminated(keys: Keys, rank: Index, texts: Callable[[Index], Iterable[Texts]], settings: Dedup) -> Removals:
+def contaminated(
+    keys: Keys, rank: Index, signed: Callable[[Index], Signed], texts: Callable[[Index], Iterable[Texts]],
+    settings: Dedup,
+) -> Removals:  # fmt: skip
     """Which records ask what a record of a more protected side asks, exactly or nearly.
 
     Args:
         keys: of shape (rows, 2); equal where exactly the same is asked.
         rank: how protected each row's side is.
+        signed: gives the signatures of what some rows ask.
         texts: gives what some rows ask as it is compared, in parts, in the rows' order.
         settings: the threshold and how candidates are found.
     """
@@ -120,8 +131,7 @@ def contaminated(keys: Keys, rank: Index, texts: Callable[[Index], Iterable[Text
     out = np.zeros(len(rank), bool)
     out[exact] = True
     left = np.flatnonzero(~out)
-    matched = lsh.matches(texts(left), rank[left], settings)
+    matched = lsh.matches(signed(left), lambda shared: texts(left[shared]), rank[left], settings)
     near = np.flatnonzero(matched.found >= 0)
-    other = matched.found[near]
     removals = Removals.of(exact, guard[exact], "exact", np.ones(len(exact)))
-    return removals + Removals.of(left[near], left[other], "near", matched.sets.similarity(near, other))
+    return removals + Removals.of(left[near], left[matched.found[near]], "near", matched.similarity[near])

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from corpus.span import Span
 
 Facts = dict[str, Any]
 Report = Callable[[int, int], None]
+
+Kind = Literal["said", "asked"]
+"""Of what a record says: everything, or only what is asked, which is all but the last answer."""
 
 SHARDS = "shards.json"
 RECORDS = "records.parquet"
@@ -27,7 +30,7 @@ EVALUATION = "evaluation"
 """What the roles of the evaluation sets among the inputs begin with."""
 
 
-def form_file(source: str, kind: str) -> str:
+def form_file(source: str, kind: Kind) -> str:
     """Where clean's own folder has the lines that a source's texts of a kind share (`corpus.said`)."""
     return f"forms/{kind}/{source}.json"
 

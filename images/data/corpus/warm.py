@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pyarrow as pa
 
-from corpus import flat, letters, lsh, overlap, repeated, shelf
+from corpus import flat, grams, letters, lsh, minhash, overlap, repeated, shelf
 from corpus.packing import pack_documents
 from corpus.shingles import Texts
 from refit.spec import Dedup
@@ -21,8 +21,12 @@ def main() -> None:
     lines()
     clusters()
     texts, some = _texts(), np.arange(4, dtype=np.int64)
-    lsh.matches([texts], np.arange(len(texts), dtype=np.int64) % 3, SETTINGS)
-    lsh.clusters([texts], SETTINGS).sets.similarity(some, some + 1)
+    signed = minhash.signed([texts], **SETTINGS.model_dump(exclude={"threshold"}))
+    ranks = np.arange(len(texts), dtype=np.int64) % 3
+    lsh.matches(signed, lambda shared: [letters.lowered(_array().take(pa.array(shared)))], ranks, SETTINGS)
+    sets = grams.sets_of(lsh.whole([texts]), np.arange(len(texts)), signed.sizes, SETTINGS.ngram)
+    sets.similarity(some, some + 1)
+    lsh.connected(len(texts), some, some + 1)
     overlap.held(texts, overlap.Guarded.of(texts, SETTINGS.ngram, 2))
     repeated.none(texts, SETTINGS.ngram)
     packs()
@@ -69,8 +73,12 @@ def scores() -> None:
 
 
 def _texts() -> Texts:
+    return letters.lowered(_array())
+
+
+def _array() -> pa.Array:
     sentences = [f"the quick brown fox number {number % 7} jumps over it" for number in range(600)]
-    return letters.lowered(pa.array([*sentences, "été 退款", ""], pa.large_string()))
+    return pa.array([*sentences, "été 退款", ""], pa.large_string())
 
 
 if __name__ == "__main__":
