@@ -8,24 +8,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from operators import run
+from operators import backends, run
 from operators.errors import restore
 from operators.job import JobOperator, committed, deadline
 from operators.links import CheckpointsLink, FolderLink
 from operators.retries import PREEMPTIONS
 from operators.triggers import CheckpointTrigger
-from refit.fingerprint import training_fingerprint
+from refit.fingerprint import digest, training_fingerprint
+from refit.job import EVENTS, Job
+from refit.manifest import Manifest
 from refit.spec import Pipeline
 from refit.store import join, store_for
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-Kind = Literal["plan", "smoke", "train"]
+Kind = Literal["plan", "preflight", "trial", "smoke", "train"]
+
+LOOKS_ANEW = frozenset({"preflight", "trial"})
+"""Kinds that look at the machine as it is now: each run has its own, and a cleared task does it again."""
 
 
 class DeepSpeedOperator(JobOperator):
-    """Train with DeepSpeed, in a pod or as a local process; or plan it, or try it with a few steps.
+    """Train with DeepSpeed, in a pod or as a local process; or plan it, or try it before.
 
     Starts (or adopts) one training job and waits, deferred, for its manifest. A retry continues from the newest
     complete checkpoint; it never starts a second job beside a living one. A preempted training comes back as often as
@@ -34,7 +39,8 @@ class DeepSpeedOperator(JobOperator):
     What it does not do: choose hyperparameters (`trainer plan` does), watch the loss (the trainer does).
 
     Args:
-        kind: plan, smoke or train.
+        kind: plan; preflight (are the machines fit?); trial (preflight, a handful learnt by heart, a few steps with a
+            save and a restore, of which only preflight is done again where the rest is known); smoke; or train.
         first_champion: train the few steps of `promote.first_champion` instead.
     """
 
@@ -57,10 +63,26 @@ class DeepSpeedOperator(JobOperator):
         return spec.model_copy(update={"train": train})
 
     def output_of(self, spec: Pipeline, context: Context) -> str:
-        return training_folder(spec, self.inputs["dataset"], "" if self.kind == "train" else f"{self.kind}-")
+        folder = training_folder(spec, self.inputs["dataset"], "" if self.kind == "train" else f"{self.kind}-")
+        return f"{folder}-{digest(context['run_id'])[:12]}" if self.kind in LOOKS_ANEW else folder
+
+    def answer(self, job: Job) -> Manifest | None:
+        if self.kind not in LOOKS_ANEW:
+            return super().answer(job)
+        if super().answer(job) is not None and not backends.named(backends.chosen()).adopt(job.output):
+            _forget(job)
+        return None
 
     def inputs_of(self, spec: Pipeline) -> dict[str, str]:
         return {**super().inputs_of(spec), "base": spec.train.base}
+
+
+def _forget(job: Job) -> None:
+    """Take away what a job found, so that it is done again; its events stay, and go on counting."""
+    store, events = store_for(job.output), join(job.output, EVENTS)
+    told = store.read(events) if store.exists(events) else b""
+    store.remove(job.output)
+    store.write(events, told)
 
 
 def training_folder(spec: Pipeline, dataset: str, prefix: str = "") -> str:

@@ -31,6 +31,8 @@ PROGRAMS = {
     "prepare": "corpus",
     "share": "corpus",
     "plan": "trainer",
+    "preflight": "trainer",
+    "trial": "trainer",
     "smoke": "trainer",
     "train": "trainer",
     "evaluate": "evaluator",

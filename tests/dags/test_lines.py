@@ -94,6 +94,9 @@ def test_nothing_of_a_stage_starts_before_what_it_needs(dags: dict[str, DAG]) ->
     for task in dag.task_group.children["train"].children:  # type: ignore[attr-defined]
         assert order(dag, "first_champion.serve", task)
         assert order(dag, "prepare_data.corpus", task)
+    assert order(dag, "train.plan", "train.trial")
+    assert order(dag, "train.trial", "train.train")
+    assert order(dag, "train.trial", "train.checkpoint")
     assert order(dag, "evaluate.serve_candidate", "evaluate.ask_candidate")
     assert order(dag, "evaluate.gate", "promote.register")
     assert order(dag, "promote.approve", "promote.register")
