@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,6 +18,7 @@ from operators.triggers import CheckpointTrigger
 from refit.fingerprint import digest, training_fingerprint
 from refit.job import EVENTS, Job
 from refit.manifest import Manifest
+from refit.progress import duration
 from refit.spec import Pipeline
 from refit.store import join, store_for
 
@@ -94,19 +96,22 @@ def training_folder(spec: Pipeline, dataset: str, prefix: str = "") -> str:
 
 
 class CheckpointSensor(BaseOperator):
-    """Fires on the first complete checkpoint of a training at or after a step, or when the training is done.
+    """Fires on the first complete checkpoint of a training at or after a step, when it is done, or when it stalls.
 
-    So that work on a checkpoint can start while the training goes on. It reads manifests only: a checkpoint without
-    one does not exist. It is skipped when the training's task ends without any.
+    So that work on a checkpoint can start while the training goes on. It reads manifests and heartbeats only: a
+    checkpoint without a manifest does not exist. It is skipped when the training's task ends without any.
 
     Args:
         spec: URI of the run's resolved spec.
         dataset: URI of the data job's manifest.
-        step: the first step that counts; 0 for any.
+        step: the first step that counts; 0 for any, one more than a known checkpoint's for a newer one; None for no
+            checkpoint at all, only the end.
         beside: the id of the task that trains.
+        full: pass over checkpoints that hold weights alone.
+        stall_seconds: fire when the training gave no sign of life for so long; None to wait on.
 
     Returns:
-        The checkpoint's URI; the training's own folder when it was done before.
+        The checkpoint's URI: after a stall the newest there is; the training's own folder when it was done before.
     """
 
     template_fields: Sequence[str] = ("spec", "dataset")
@@ -119,7 +124,9 @@ class CheckpointSensor(BaseOperator):
         spec: str,
         dataset: str,
         beside: str,
-        step: int = 0,
+        step: int | None = 0,
+        full: bool = False,
+        stall_seconds: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -127,6 +134,8 @@ class CheckpointSensor(BaseOperator):
         self.dataset = dataset
         self.beside = beside
         self.step = step
+        self.full = full
+        self.stall_seconds = stall_seconds
         self.folder: str | None = None
 
     def execute(self, context: Context) -> str:
@@ -137,6 +146,7 @@ class CheckpointSensor(BaseOperator):
             trigger=CheckpointTrigger(
                 output=self.folder, step=self.step, deadline=deadline(spec, context), poll_seconds=3.0,
                 beside={"dag_id": ti.dag_id, "run_ids": [ti.run_id], "task_ids": [self.beside]},
+                full=self.full, stall_seconds=self.stall_seconds, since=time.time(),
             ),
             method_name="conclude",
         )  # fmt: skip
@@ -148,6 +158,10 @@ class CheckpointSensor(BaseOperator):
             raise restore(event)
         if event["status"] == "nothing":
             raise AirflowSkipException("the training ended without a complete checkpoint")
+        if event.get("why") == "stalled":
+            self.log.warning("the training gave no sign of life for %s", duration(event["silent"]))
+        if event["checkpoint"] is None:
+            raise AirflowSkipException("the training stalled before its first complete checkpoint")
         self.folder = str(event["checkpoint"])
         manifest = store_for(self.folder).manifest(self.folder)
         self.log.info("complete: %s, written %s", self.folder, manifest.created if manifest else "")

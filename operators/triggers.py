@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -201,38 +201,66 @@ class JobTrigger(Watch):
 
 
 class CheckpointTrigger(Watch):
-    """Waits for a training's first complete checkpoint at or after a step, for its end, or for its task's.
+    """Waits for a training's first complete checkpoint at or after a step, for its end, for its task's, or a stall.
 
-    Reads manifests only: what has none does not exist, however new its folder. `beside` names the task that trains
-    (dag_id, run_ids, task_ids): when it ends badly there is nothing to wait for.
+    Reads manifests and heartbeats only: what has no manifest does not exist, however new its folder. `beside` names the
+    task that trains (dag_id, run_ids, task_ids): when it ends badly there is nothing to wait for. With `step` None no
+    checkpoint counts, only the end. `full` passes over checkpoints of weights alone (`fast-step-N`). With
+    `stall_seconds` the wait ends when no heartbeat came for so long, `since` counting as the first.
     """
 
-    def __init__(self, *, output: str, step: int, beside: dict[str, Any], **wait: Any) -> None:
-        super().__init__(output=output, step=step, beside=beside, **wait)
+    def __init__(
+        self, *, output: str, step: int | None, beside: dict[str, Any], full: bool = False,
+        stall_seconds: float | None = None, since: float = 0.0, **wait: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            output=output, step=step, beside=beside, full=full, stall_seconds=stall_seconds, since=since, **wait
+        )
         self.output = output
         self.step = step
         self.beside = beside
+        self.full = full
+        self.stall_seconds = stall_seconds
+        self.since = since
 
     def look(self) -> dict[str, Any] | None:
         store = store_for(self.output)
-        folder = join(self.output, "checkpoints")
-        steps = sorted(number for name in store.children(folder) if (number := _step(name)) >= self.step)
-        for uri in (join(folder, f"step-{number}") for number in steps):
-            if store.manifest(uri) is not None:
-                return done(checkpoint=uri)
+        found = None if self.step is None else next(self._complete(self.step), None)
+        if found is not None:
+            return done(checkpoint=found, why="checkpoint")
         if store.manifest(self.output) is not None:
-            return done(checkpoint=self.output)
+            return done(checkpoint=self.output, why="finished")
         states = RuntimeTaskInstance.get_task_states(**self.beside)
         ended = {state for tasks in states.values() for state in tasks.values()} & GIVEN_UP
-        return {"status": "nothing"} if ended else None
+        return {"status": "nothing"} if ended else self._stalled()
+
+    def _complete(self, least: int) -> Iterator[str]:
+        """Complete checkpoints from a step on, the lowest first; a full one before a fast one of the same step."""
+        store, folder = store_for(self.output), join(self.output, "checkpoints")
+        names = [(step, fast, name) for name in store.children(folder) for step, fast in _read_name(name)]
+        for step, fast, name in sorted(names):
+            uri = join(folder, name)
+            if step >= least and not (fast and self.full) and store.manifest(uri) is not None:
+                yield uri
+
+    def _stalled(self) -> dict[str, Any] | None:
+        if self.stall_seconds is None:
+            return None
+        heard = max(self.since, float((status_of(self.output) or {}).get("heartbeat") or 0))
+        silent = time.time() - heard
+        if silent <= self.stall_seconds:
+            return None
+        return done(checkpoint=(list(self._complete(0)) or [None])[-1], why="stalled", silent=silent)
 
     def late(self) -> RefitError:
         return TimedOut(f"{self.output}: no complete checkpoint at or after step {self.step} in time")
 
 
-def _step(name: str) -> int:
-    number = name.removeprefix("step-")
-    return int(number) if name.startswith("step-") and number.isdigit() else -1
+def _read_name(name: str) -> Iterator[tuple[int, bool]]:
+    """Step, and whether it holds weights alone, of a checkpoint's folder; nothing for another folder."""
+    kind, _, number = name.rpartition("-")
+    if kind in ("step", "fast-step") and number.isdigit():
+        yield int(number), kind == "fast-step"
 
 
 class ServerTrigger(Watch):

@@ -37,10 +37,10 @@ SAME = 0.02
 """A loss that moved by less than this share of itself has not moved."""
 
 
-def few(task: Task) -> Task:
-    """The task with a recipe for a handful: one micro batch a rank, no dropout."""
+def few(task: Task, ranks: int) -> Task:
+    """The task with a recipe for a handful: one micro batch for each of the `ranks` that share them, no dropout."""
     train = task.train.model_copy(
-        update={"accumulation": task.ranks, "lora": task.train.lora.model_copy(update={"dropout": 0.0})}
+        update={"accumulation": ranks, "lora": task.train.lora.model_copy(update={"dropout": 0.0})}
     )
     spec = task.job.spec.model_copy(update={"train": train})
     return task.model_copy(update={"job": task.job.model_copy(update={"spec": spec})})
@@ -57,7 +57,7 @@ def learn(engine: Engine, task: Task, loader: Loader, wire: Wire, allowed: int) 
     settings, rate = task.train.overfit, task.train.learning_rate
     packs = handful(loader.split, task.train)
     batch = loader.batch(packs)
-    weight = task.ranks * int(loader.split.mask[packs][:, 1:].sum(dtype=np.int64)) / WHOLE
+    weight = loader.ranks * int(loader.split.mask[packs][:, 1:].sum(dtype=np.int64)) / WHOLE
     losses: list[float] = []
     norms: list[float] = []
     seconds = 0.0
@@ -65,7 +65,7 @@ def learn(engine: Engine, task: Task, loader: Loader, wire: Wire, allowed: int) 
         began = time.perf_counter()
         loss = engine.loss(batch)
         engine.backward(loss, weight, last=True)
-        mean, usual = _agree(float(loss.detach()) * task.ranks / weight, seconds)
+        mean, usual = _agree(float(loss.detach()) * loader.ranks / weight, seconds)
         losses.append(mean)
         if mean <= settings.loss:
             break
