@@ -25,7 +25,7 @@ RACK = "topology.refit/rack"
 """Ranks talk all the time: Kueue is asked to keep a job's pods in one rack if it can."""
 
 GPU = "nvidia.com/gpu"
-TRAINING = ("preflight", "trial", "smoke", "train")
+TRAINING = ("preflight", "trial", "smoke", "train", "early")
 GRACE_SECONDS = 120
 """What a training gets to write its checkpoint when its pod is sent away."""
 

@@ -15,6 +15,8 @@ from operators.job import JobOperator, committed, deadline
 from operators.links import CheckpointsLink, FolderLink
 from operators.retries import PREEMPTIONS
 from operators.triggers import CheckpointTrigger
+from refit import runs
+from refit.errors import GateRefused
 from refit.fingerprint import digest, training_fingerprint
 from refit.job import EVENTS, Job
 from refit.manifest import Manifest
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 Kind = Literal["plan", "preflight", "trial", "smoke", "train"]
+
+STOPPED = "stopped early"
+"""How the refusal of a training begins that an early look stopped."""
 
 LOOKS_ANEW = frozenset({"preflight", "trial"})
 """Kinds that look at the machine as it is now: each run has its own, and a cleared task does it again."""
@@ -68,6 +73,17 @@ class DeepSpeedOperator(JobOperator):
         folder = training_folder(spec, self.inputs["dataset"], "" if self.kind == "train" else f"{self.kind}-")
         return f"{folder}-{digest(context['run_id'])[:12]}" if self.kind in LOOKS_ANEW else folder
 
+    def execute(self, context: Context) -> str:
+        if self.kind == "train":
+            _pass_early(run.read_spec(self.spec).name, context)
+        return super().execute(context)
+
+    def conclude(self, context: Context, event: dict[str, Any]) -> str:
+        # One that was done before it could be stopped goes on: the exam judges it.
+        if self.kind == "train" and event["status"] != "done":
+            _pass_early(run.read_spec(self.spec).name, context)
+        return super().conclude(context, event)
+
     def answer(self, job: Job) -> Manifest | None:
         if self.kind not in LOOKS_ANEW:
             return super().answer(job)
@@ -77,6 +93,16 @@ class DeepSpeedOperator(JobOperator):
 
     def inputs_of(self, spec: Pipeline) -> dict[str, str]:
         return {**super().inputs_of(spec), "base": spec.train.base}
+
+
+def _pass_early(pipeline: str, context: Context) -> None:
+    """Raise GateRefused where an early look at a checkpoint stopped this run's training."""
+    why = runs.refused(run.folder(pipeline, context["run_id"]))
+    if why is not None:
+        raise GateRefused(
+            f"{STOPPED}: {why}. Nothing is published. To go on from the last checkpoint all the same, start a run with "
+            "a larger train.early.margin, or without train.early."
+        )
 
 
 def _forget(job: Job) -> None:

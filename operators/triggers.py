@@ -250,7 +250,8 @@ class CheckpointTrigger(Watch):
         silent = time.time() - heard
         if silent <= self.stall_seconds:
             return None
-        return done(checkpoint=(list(self._complete(0)) or [None])[-1], why="stalled", silent=silent)
+        complete = list(self._complete(0))
+        return done(checkpoint=complete[-1] if complete else None, why="stalled", silent=silent)
 
     def late(self) -> RefitError:
         return TimedOut(f"{self.output}: no complete checkpoint at or after step {self.step} in time")

@@ -13,12 +13,19 @@ from typing import Any
 from airflow.sdk import TriggerRule, XComArg, task, task_group
 
 from operators import run
+from operators.early import EarlyOperator
+from operators.lines import Line
 from operators.training import CheckpointSensor, DeepSpeedOperator
 
 
 @task_group(group_id="train", group_display_name="Training")
-def train(spec: XComArg, dataset: XComArg, *, after: XComArg) -> Any:
-    """Plan → trial → train, with a sensor on its checkpoints beside it; the training, and the candidate's name."""
+def train(line: Line, spec: XComArg, dataset: XComArg, *, after: XComArg) -> Any:
+    """Plan → trial → train, with a sensor on its checkpoints beside it; the training, and the candidate's name.
+
+    Where the line's file asks for it (`train.early.at_step`), a checkpoint is looked at while the training goes on.
+    """
+    assert line.spec is not None
+    at_step = line.spec.train.early.at_step
 
     @task(task_id="candidate")
     def candidate(spec: str, trained: str) -> str:
@@ -30,6 +37,10 @@ def train(spec: XComArg, dataset: XComArg, *, after: XComArg) -> Any:
     )
     trial = DeepSpeedOperator(task_id="trial", kind="trial", spec=spec, inputs={**inputs, "plan": plan.output})
     training = DeepSpeedOperator(task_id="train", spec=spec, inputs=inputs)
-    sensor = CheckpointSensor(task_id="checkpoint", spec=spec, dataset=dataset, beside="train.train")
+    sensor = CheckpointSensor(
+        task_id="checkpoint", spec=spec, dataset=dataset, beside="train.train", step=at_step or 0, full=bool(at_step)
+    )
     after >> plan >> trial >> [training, sensor]
+    if at_step:
+        EarlyOperator(task_id="early", spec=spec, inputs=inputs, checkpoint=sensor.output)
     return training.output, candidate(spec, training.output)

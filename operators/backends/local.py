@@ -33,6 +33,7 @@ PROGRAMS = {
     "plan": "trainer",
     "preflight": "trainer",
     "trial": "trainer",
+    "early": "trainer",
     "smoke": "trainer",
     "train": "trainer",
     "evaluate": "evaluator",

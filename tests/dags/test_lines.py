@@ -242,6 +242,18 @@ def test_a_line_that_asks_for_machines_maps_its_shares_before_the_rest(folder: P
     assert "prepare_data.shares" not in load(folder)["retrain_tiny"].task_ids
 
 
+def test_a_line_that_asks_for_an_early_look_has_it_beside_the_training(folder: Path) -> None:
+    text = (folder / "pipelines" / "tiny.yaml").read_text()
+    text = text.replace("name: tiny", "name: careful", 1).replace("\ntrain:\n", "\ntrain:\n  early: {at_step: 50}\n", 1)
+    (folder / "pipelines" / "careful.yaml").write_text(text)
+    dags = load(folder)
+    dag = dags["retrain_careful"]
+    assert order(dag, "train.checkpoint", "train.early")
+    assert not order(dag, "train.train", "train.early")
+    assert (dag.get_task("train.checkpoint").step, dag.get_task("train.checkpoint").full) == (50, True)
+    assert "train.early" not in dags["retrain_tiny"].task_ids
+
+
 def test_a_clock_and_new_data_both_start_a_line(dags: dict[str, DAG]) -> None:
     both, data = dags["retrain_review_sentiment"].timetable, dags["retrain_tiny"].timetable
     assert both.timetable == CronTriggerTimetable("0 3 * * 1", timezone="UTC")

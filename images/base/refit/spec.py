@@ -282,6 +282,20 @@ class Overfit(Spec):
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
 
 
+class Early(Spec):
+    """A look at a checkpoint from outside while the training goes on; off without `at_step`.
+
+    The first full checkpoint at or after that step and the base model answer the same documents of the validation
+    split, some `items` of them. Where the checkpoint's mean loss is higher by more than `margin` (nats a token)
+    for certain, by the paired interval at `confidence`, the training is stopped and the run refused.
+    """
+
+    at_step: Count | None = None
+    items: Annotated[int, Field(ge=20)] = 300
+    margin: Annotated[float, Field(ge=0)] = 0.0
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+
+
 class Train(Spec):
     """How the model learns.
 
@@ -298,6 +312,7 @@ class Train(Spec):
             "queue",
             "checkpoint",
             "overfit",
+            "early",
             "smoke_steps",
             "smoke_minutes",
             "heartbeat_seconds",
@@ -336,6 +351,7 @@ class Train(Spec):
     seed: int = 1
     checkpoint: Checkpoint = Checkpoint()
     validation: Validation = Validation()
+    early: Early = Early()
     overfit: Overfit = Overfit()
     smoke_steps: Count = 3
     smoke_minutes: Positive = 10.0

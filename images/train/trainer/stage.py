@@ -7,11 +7,12 @@ import shutil
 from typing import Any
 
 from refit import log
+from refit.errors import BadInput
 from refit.job import Handler, JobRun, read_events
 from refit.manifest import Manifest
 from refit.states import State
 from refit.store import join, store_for
-from trainer import metrics, tried, writer
+from trainer import checkpoints, metrics, tried, writer
 from trainer import scene as scenes
 from trainer.inputs import Inputs, locate
 from trainer.launcher import Launcher
@@ -133,6 +134,21 @@ def train(run: JobRun) -> Manifest:
     )  # fmt: skip
 
 
+def early(run: JobRun) -> Manifest:
+    """Compare a checkpoint of a training that goes on with its base model; options: `checkpoint`, its address.
+
+    Raises:
+        BadInput: it is not whole, or of another training.
+    """
+    from trainer.republish import launch, task_of
+
+    inputs, found = locate(run.job), checkpoints.verify(str(run.job.options.get("checkpoint")))
+    if inputs.fingerprint != found.manifest.fingerprint:
+        raise BadInput(f"{found.uri}: of training {found.manifest.fingerprint}, this one is {inputs.fingerprint}.")
+    facts = launch(task_of(run.job, inputs, found, run.folder, "early"))
+    return _manifest("early", inputs, facts={"step": found.step, "checkpoint": found.uri, **facts})
+
+
 def replay(run: JobRun) -> Manifest:
     """Take a step again that a training gave up; options: `of`, the training's folder.
 
@@ -157,7 +173,7 @@ def _metrics(output: str) -> str:
 
 HANDLERS: dict[str, Handler] = {
     "plan": plan, "preflight": preflight, "overfit": overfit, "smoke": smoke, "trial": trial, "train": train,
-    "replay": replay,
+    "replay": replay, "early": early,
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch import distributed
 from refit import domains
 from refit.errors import Diverged, PreflightRefused
 from refit.store import store_for
-from trainer import checkpoints, overfit, snapshot, tried
+from trainer import checkpoints, early, overfit, snapshot, tried
 from trainer.batches import Loader
 from trainer.engine import Engine, connect
 from trainer.export import export
@@ -34,7 +34,7 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     wire.send("beat")
     loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
     work = {"train": _train, "overfit": _overfit, "smoke": _smoke, "trial": _trial, "replay": _replay,
-            "export": _export}[task.mode]  # fmt: skip
+            "export": _export, "early": _early}[task.mode]  # fmt: skip
     result = work(task, loader, wire, stopping)
     distributed.barrier()
     distributed.destroy_process_group()
@@ -81,13 +81,22 @@ def _export(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict
     return export(engine, task, loader)
 
 
+def _early(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
+    """The base model, which a fresh engine still is, against a checkpoint of its training, on the same documents."""
+    engine = _engine(task, loader)
+    wire.send("beat")
+    before = early.losses(engine, task, wire)
+    snapshot.load(engine, task, str(task.checkpoint))
+    return early.compare(early.losses(engine, task, wire), before, task.train.early)
+
+
 def _trial(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     """Both trials by one set of ranks: what a start of them costs is more than a small trial."""
     return {tried.OVERFIT: _overfit(task, loader, wire, stopping), tried.SMOKE: _smoke(task, loader, wire, stopping)}
 
 
 def _overfit(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
-    few = overfit.few(task)
+    few = overfit.few(task, loader.ranks)
     return overfit.learn(_engine(few, loader), few, loader, wire, overfit.steps_allowed(task.train))
 
 
