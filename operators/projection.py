@@ -78,6 +78,11 @@ def alert(level: str, source: str, message: str, *, key: str, pipeline: str | No
     return _quietly(lambda database: database.execute(query("raise_alert"), row))
 
 
+def quarantine_node(**row: Any) -> bool:
+    """Have a machine avoided from now on."""
+    return _quietly(lambda database: database.execute(query("quarantine_node"), row))
+
+
 def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: str | None) -> None:
     store = store_for(job.output)
     try:

@@ -19,10 +19,10 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from operators import backends, projection
+from operators import backends, nodes, pods, projection
 from operators.backends import Phase
 from operators.controller import Controller
-from operators.errors import Hung, TimedOut, describe
+from operators.errors import Hung, NodeSlow, TimedOut, describe
 from refit.errors import Infrastructure, NodeLost, RefitError, ServerUnavailable
 from refit.job import EVENTS, Job, read_events
 from refit.progress import Teller, duration, status_of
@@ -156,8 +156,7 @@ class JobTrigger(Watch):
             self.log.info("%s", news)
         if standing.phase is Phase.RUNNING and (silent := now - self._last_sign(status)) > self.heartbeat_timeout:
             return self._hung(job, silent)
-        self._carry_events(job, now)
-        return None
+        return self._carry_events(job, now)
 
     def late(self) -> RefitError:
         self._stop()
@@ -187,10 +186,11 @@ class JobTrigger(Watch):
         for text in lines[-LINES:]:
             self.log.info("%s", text)
 
-    def _carry_events(self, job: Job, now: float) -> None:
+    def _carry_events(self, job: Job, now: float) -> dict[str, Any] | None:
+        """Copy what is new; the event that ends the wait where it says that a machine is slow."""
         at, count = self._projected
         if now - at < PROJECT_SECONDS:
-            return
+            return None
         try:
             events = read_events(store_for(job.output).read(join(job.output, EVENTS)).decode())
         except FileNotFoundError:
@@ -198,6 +198,26 @@ class JobTrigger(Watch):
         if len(events) != count and not projection.project(job, self.run_id):
             events = events[:count]  # not written: again next time
         self._projected = (now, len(events))
+        slow = next((event for event in events[count:] if self._is_slow(event, job)), None)
+        return self._leave(job, slow) if slow else None
+
+    @staticmethod
+    def _is_slow(event: dict[str, Any], job: Job) -> bool:
+        """Whether an event of this try says that a rank has become slow."""
+        told = event.get("slow_rank")
+        return event.get("attempt") == job.attempt and isinstance(told, dict) and not told.get("over")
+
+    def _leave(self, job: Job, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Have the slow machine avoided; where the next try can go elsewhere, stop this one after a checkpoint."""
+        backend = backends.named(self.backend)
+        host, why = str(event["slow_rank"].get("host")), str(event["reason"])
+        node = backend.node_of(job.output, host)
+        written = nodes.quarantine(node or host, why, job.id)
+        if node is None or not written:  # it would come back to where it is
+            return None
+        backend.stop(job.output, grace=pods.GRACE_SECONDS)
+        projection.mark(job, "retrying", why)
+        return failed(NodeSlow(f"{job.id}: node {node}: {why}; it is avoided from now on, the job goes on elsewhere"))
 
 
 class CheckpointTrigger(Watch):
