@@ -74,15 +74,19 @@ class DeepSpeedOperator(JobOperator):
         return f"{folder}-{digest(context['run_id'])[:12]}" if self.kind in LOOKS_ANEW else folder
 
     def execute(self, context: Context) -> str:
-        if self.kind == "train":
+        if self._may_be_refused:
             _pass_early(run.read_spec(self.spec).name, context)
         return super().execute(context)
 
     def conclude(self, context: Context, event: dict[str, Any]) -> str:
         # One that was done before it could be stopped goes on: the exam judges it.
-        if self.kind == "train" and event["status"] != "done":
+        if self._may_be_refused and event["status"] != "done":
             _pass_early(run.read_spec(self.spec).name, context)
         return super().conclude(context, event)
+
+    @property
+    def _may_be_refused(self) -> bool:
+        return self.kind == "train" and not self.first_champion
 
     def answer(self, job: Job) -> Manifest | None:
         if self.kind not in LOOKS_ANEW:

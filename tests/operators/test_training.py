@@ -37,8 +37,11 @@ def stage(home: Any, spec: Pipeline, tmp_path: Any, monkeypatch: pytest.MonkeyPa
         options = {"act": list(act), **more.pop("options", {})}
         if kind == "early":
             return EarlyOperator(task_id=kind, spec=uri, inputs={"dataset": dataset}, options=options, **more)
+        first = more.pop("first_champion", False)
         inputs = {"dataset": dataset, **more}
-        return DeepSpeedOperator(task_id=kind, kind=kind, spec=uri, inputs=inputs, options=options)
+        return DeepSpeedOperator(
+            task_id=kind, kind=kind, spec=uri, inputs=inputs, options=options, first_champion=first
+        )
 
     return make
 
@@ -101,6 +104,7 @@ def test_a_training_that_gets_worse_is_stopped_and_refused_with_its_numbers_and_
         stage("train").conclude(context, fire(wait.trigger))
     with pytest.raises(GateRefused, match=r"train\.early\.margin"):
         stage("train").execute(context)
+    assert begun(stage("train", first_champion=True), context), "what there is to beat is another training"
     other = {**context, "run_id": "manual__2"}
     assert begun(stage("train"), other), "another run, with other settings, may go on from its checkpoints"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -53,13 +55,15 @@ def test_a_trial_is_preflight_handful_and_smoke_run_and_only_preflight_is_done_a
     def trial(name: str, *more: str) -> tuple[dict[str, Any], Path]:
         job = Job.build(
             "trial", load_spec(house.spec, [*sets, *more]), store=house.uri("tried"), output=house.uri(f"tried/{name}"),
-            inputs={"dataset": house.data, "base": house.base},
+            inputs={"dataset": house.data, "base": house.base, "plan": house.uri("tried-plan")},
         )  # fmt: skip
         monkeypatch.setenv("REFIT_JOB", job.save())
         code, answer, said = call(house.argv("run")[:3])
         assert code == 0, said
         return answer, house.root / "tried" / name
 
+    code, _, said = house.run("plan", "--output", house.uri("tried-plan"), sets=sets)
+    assert code == 0, said
     first, folder = trial("first")
     assert {check["check"] for check in first["preflight"]["checks"] if check["ok"]} >= {"disk", "memory", "store"}
     assert first["overfit"]["learnt"]
@@ -78,14 +82,18 @@ def test_a_trial_is_preflight_handful_and_smoke_run_and_only_preflight_is_done_a
     assert (other["overfit"]["known"], other["smoke"]["known"]) == (True, False)
 
 
-def dataset_with(house: House, name: str, change: Callable[[np.ndarray], None], length: int = tickets.LENGTH) -> str:
-    """The tickets with another validation split; `change` is done to its tokens."""
+def dataset_with(
+    house: House, name: str, change: Callable[[np.ndarray], None] = lambda _: None, *, length: int = tickets.LENGTH,
+    times: int = 1,
+) -> str:  # fmt: skip
+    """The tickets with another validation split, `times` as large; `change` is done to its tokens."""
     base = store_for(house.base).local(house.base)
     vocabulary, uri = file_digest(base / "tokenizer.json"), house.uri(name)
     with store_for(uri).publish(uri) as draft:
         for split, number, seed in (("train", 400, 1), ("validation", 40, 2)):
             size = length if split == "validation" else tickets.LENGTH
-            tokens, segments, mask = tickets.pack(tickets.documents(base, number, seed), size)
+            found = tickets.documents(base, number, seed) * (times if split == "validation" else 1)
+            tokens, segments, mask = tickets.pack(found, size)
             top = int(tokens.max()) + 1
             if split == "validation":
                 change(tokens)
@@ -100,7 +108,7 @@ def dataset_with(house: House, name: str, change: Callable[[np.ndarray], None], 
 @pytest.mark.integration
 def test_memory_that_is_short_at_the_first_evaluation_shows_before_the_big_run(house: House) -> None:
     """facebookresearch/detectron2#153: training fits, and the first evaluation, hours later, runs out of memory."""
-    data = dataset_with(house, "long-validation", lambda _: None, length=1 << 14)
+    data = dataset_with(house, "long-validation", length=1 << 14)
     argv = house.argv("smoke", "--store", house.uri("short"), sets=LOOKS)
     argv[argv.index("--data") + 1] = data
 
@@ -127,3 +135,18 @@ def test_a_validation_split_that_breaks_shows_before_the_big_run(house: House) -
     assert code == 11
     assert "IndexError" in answer["message"]
     assert "at step 4" in answer["message"]
+
+
+@pytest.mark.integration
+def test_a_rank_that_is_killed_at_the_first_evaluation_is_a_refusal_not_a_lost_node(house: House) -> None:
+    """The kernel kills for memory without a word. Taken for a lost node, it would be tried again a dozen times."""
+    argv = house.argv("smoke", "--store", house.uri("killed"), sets=LOOKS)
+    argv[argv.index("--data") + 1] = dataset_with(house, "large-validation", times=300)
+    launcher = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert launcher.stderr is not None
+    next(line for line in launcher.stderr if tried.LOOK in line)
+    (rank,) = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(rank), signal.SIGKILL)
+    out, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 11
+    assert "signal 9" in json.loads(out.strip().splitlines()[-1])["message"]

@@ -159,6 +159,7 @@ class Launcher:
                     log.event("validation", step=message["step"], loss=message["validation_loss"])
             elif kind == "phase":
                 self._phase = message["name"]
+                log.event("phase", name=self._phase)
             elif kind == "saved":
                 log.event("checkpoint", step=message["step"])
                 metrics.upload(self._run.folder, self._run.job.output)

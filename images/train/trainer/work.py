@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import time
@@ -92,7 +93,9 @@ def _early(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[
 
 def _trial(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     """Both trials by one set of ranks: what a start of them costs is more than a small trial."""
-    return {tried.OVERFIT: _overfit(task, loader, wire, stopping), tried.SMOKE: _smoke(task, loader, wire, stopping)}
+    learnt = _overfit(task, loader, wire, stopping)
+    gc.collect()  # DeepSpeed's engine refers to itself; two at once would need more memory than a training does
+    return {tried.OVERFIT: learnt, tried.SMOKE: _smoke(task, loader, wire, stopping)}
 
 
 def _overfit(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
