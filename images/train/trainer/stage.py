@@ -66,8 +66,8 @@ def trial(run: JobRun) -> Manifest:
     new = tuple(part for part in wanted if known[part] is None)
     found = _try(run, inputs, new)
     for part in wanted:
-        facts = known[part] or found[part]
-        run.event(State.RUNNING, f"{part}: {tried.told(part, facts)}{'' if part in new else ' (known)'}")
+        said = tried.told(part, known[part] or found[part], run.spec.train)
+        run.event(State.RUNNING, f"{part}: {said}{'' if part in new else ' (known)'}")
     facts = {part: {**(known[part] or found[part]), "known": part not in new} for part in wanted}
     return _manifest("trial", inputs, facts={"preflight": looked, **facts})
 

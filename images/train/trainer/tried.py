@@ -11,6 +11,7 @@ from typing import Any
 from refit import fingerprint
 from refit.job import Job
 from refit.manifest import MANIFEST, Manifest
+from refit.progress import duration
 from refit.spec import Train
 from refit.store import join, store_for
 from trainer.machine import arithmetic, cores, processor
@@ -67,12 +68,14 @@ def uri(part: str, job: Job, training: str) -> str:
     return join(job.store, "training", job.pipeline, f"{part}-{name(part, job.spec.train, training)}")
 
 
-def told(part: str, facts: dict[str, Any]) -> str:
+def told(part: str, facts: dict[str, Any], train: Train) -> str:
     """An answer in a few words."""
     if part == OVERFIT:
         end = "learnt by heart" if facts["learnt"] else "not judged, the budget was over"
         return f"loss {facts['losses'][0]:.3g} → {facts['losses'][-1]:.3g} in {facts['steps']} step(s), {end}"
-    return f"{facts['seconds_per_step']:.3g} s a step, saved and restored to the bit"
+    seconds = facts["seconds_per_step"]
+    whole = f"{train.max_steps} steps in about {duration(seconds * train.max_steps)}"
+    return f"{seconds:.3g} s a step, {whole}; saved and restored to the bit"
 
 
 def known(part: str, job: Job, training: str) -> dict[str, Any] | None:
