@@ -25,7 +25,7 @@ for line in load_lines(Path(__file__).parent / "pipelines"):
         spec = check(line)
         dataset = prepare_data(line, spec)
         there_is_a_champion = first_champion(spec, dataset)
-        training, candidate = train(spec, dataset, after=there_is_a_champion)
+        training, candidate = train(line, spec, dataset, after=there_is_a_champion)
         report = evaluate(spec, dataset, candidate)
         release = promote(line, spec, candidate, {"dataset": dataset, "training": training, "comparison": report})
         rolled_out = roll_out(line, spec, release)

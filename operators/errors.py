@@ -9,6 +9,7 @@ RefitError
 │   └── Evicted              a pod that made room for another, or that its node could not keep
 └── Infrastructure
     ├── NodeLost
+    │   ├── NodeSlow         a rank is slow on one machine; stopped, to be started again elsewhere
     │   └── PodDeleted       somebody, or a controller, deleted the pod
     ├── Hung                 no sign of life for too long; stopped, then started again
     ├── OutOfMemory          killed for memory
@@ -42,6 +43,10 @@ class Evicted(Preempted):
 
 class PodDeleted(NodeLost):
     """The pod was deleted while it ran."""
+
+
+class NodeSlow(NodeLost):
+    """A machine slows a training down; it is in quarantine, and the job was stopped after a checkpoint."""
 
 
 class Hung(Infrastructure):

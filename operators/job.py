@@ -96,7 +96,7 @@ class JobOperator(KubernetesPodOperator):
     def execute(self, context: Context) -> str:
         job = self.build_job(context)
         runs.note(run.folder(job.pipeline, context["run_id"]), _task(self.task_id, context), job)
-        manifest = store_for(job.output).manifest(job.output)
+        manifest = self.answer(job)
         if manifest is not None:
             self.log.info("answered by fingerprint: %s is there already", job.output)
             return self.finish(job, manifest, context)
@@ -146,6 +146,10 @@ class JobOperator(KubernetesPodOperator):
     def inputs_of(self, spec: Pipeline) -> dict[str, str]:
         """Role → URI of a committed folder. Of a job's manifest, the output named as the role is meant."""
         return {role: run.output_named(uri, role) for role, uri in self.inputs.items()}
+
+    def answer(self, job: Job) -> Manifest | None:
+        """What an earlier try, or another run, left as the answer; None when there is work to do."""
+        return store_for(job.output).manifest(job.output)
 
     def before_start(self, job: Job) -> Job:
         """What a stage must add to a job that is really started (a server's address), not merely looked up."""

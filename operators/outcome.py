@@ -14,6 +14,7 @@ from operators.controller import Controller
 from operators.data import CorpusOperator
 from operators.promotion import mirror_aliases
 from operators.rollout import rollout_id
+from operators.training import STOPPED
 from refit import runs
 from refit.errors import RefitError
 from refit.job import JOB, Job
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 DAG_PREFIX = "retrain_"
 GATE, FINISH, APPROVE, REGISTER = "evaluate.gate", "roll_out.finish", "promote.approve", "promote.register"
-COMPARE = "evaluate.compare"
+COMPARE, TRAIN = "evaluate.compare", "train.train"
 
 
 class Outcome(StrEnum):
@@ -118,6 +119,8 @@ def decide(
         return Outcome.STOPPED_AT_GATE, f"{verdict['verdict']}: {verdict.get('why')}"
     if states.get(APPROVE) == "success" and states.get(REGISTER) == "skipped":
         return Outcome.STOPPED_AT_GATE, "not approved: rejected, or nobody answered in time"
+    if states.get(TRAIN) == "failed" and faults.get(TRAIN, "").startswith(STOPPED):
+        return Outcome.STOPPED_AT_GATE, faults[TRAIN]
     broken = sorted(task for task, state in states.items() if state == "failed")
     if broken:
         return Outcome.FAILED, "; ".join(f"{task}: {faults.get(task, 'failed, its log says why')}" for task in broken)

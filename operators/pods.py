@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kubernetes import client as k8s
 
+from operators import nodes
 from refit import fingerprint
 from refit.job import Job
 
@@ -25,7 +26,7 @@ RACK = "topology.refit/rack"
 """Ranks talk all the time: Kueue is asked to keep a job's pods in one rack if it can."""
 
 GPU = "nvidia.com/gpu"
-TRAINING = ("smoke", "train")
+TRAINING = ("preflight", "trial", "smoke", "train", "early")
 GRACE_SECONDS = 120
 """What a training gets to write its checkpoint when its pod is sent away."""
 
@@ -81,6 +82,9 @@ def dress(operator: JobOperator, job: Job) -> None:
     operator.container_security_context = operator.container_security_context or k8s.V1SecurityContext(
         allow_privilege_escalation=False, capabilities=k8s.V1Capabilities(drop=["ALL"])
     )
+    avoided = nodes.quarantined() if training else []
+    if avoided and not operator.affinity:
+        operator.affinity = nodes.elsewhere(avoided)
     operator.automount_service_account_token = False  # a job needs the store, and nothing of the cluster
     # The last lines of a job that could not even write its events become the pod's own reason.
     operator.termination_message_policy = "FallbackToLogsOnError"

@@ -78,6 +78,11 @@ def alert(level: str, source: str, message: str, *, key: str, pipeline: str | No
     return _quietly(lambda database: database.execute(query("raise_alert"), row))
 
 
+def quarantine_node(**row: Any) -> bool:
+    """Have a machine avoided from now on."""
+    return _quietly(lambda database: database.execute(query("quarantine_node"), row))
+
+
 def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: str | None) -> None:
     store = store_for(job.output)
     try:
@@ -97,7 +102,7 @@ def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: st
         row = {name: event.get(name) for name in known} | {"job": job.id, "details": json.dumps(details)}
         database.execute(query("project_event"), row)
     train = job.spec.train
-    devices = train.nodes * train.gpus_per_node if job.kind in ("smoke", "train") else 0
+    devices = train.nodes * train.gpus_per_node if job.kind in ("trial", "smoke", "train", "early") else 0
     facts = json.dumps(manifest.facts, default=str) if manifest else None
     hosts = [event["reason"].rsplit(" on ", 1)[-1] for event in events if " on " in str(event.get("reason"))]
     database.execute(

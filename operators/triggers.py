@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from operators import backends, projection
+from operators import backends, nodes, pods, projection
 from operators.backends import Phase
 from operators.controller import Controller
-from operators.errors import Hung, TimedOut, describe
+from operators.errors import Hung, NodeSlow, TimedOut, describe
 from refit.errors import Infrastructure, NodeLost, RefitError, ServerUnavailable
 from refit.job import EVENTS, Job, read_events
 from refit.progress import Teller, duration, status_of
@@ -156,8 +156,7 @@ class JobTrigger(Watch):
             self.log.info("%s", news)
         if standing.phase is Phase.RUNNING and (silent := now - self._last_sign(status)) > self.heartbeat_timeout:
             return self._hung(job, silent)
-        self._carry_events(job, now)
-        return None
+        return self._carry_events(job, now)
 
     def late(self) -> RefitError:
         self._stop()
@@ -187,10 +186,11 @@ class JobTrigger(Watch):
         for text in lines[-LINES:]:
             self.log.info("%s", text)
 
-    def _carry_events(self, job: Job, now: float) -> None:
+    def _carry_events(self, job: Job, now: float) -> dict[str, Any] | None:
+        """Copy what is new; the event that ends the wait where it says that a machine is slow."""
         at, count = self._projected
         if now - at < PROJECT_SECONDS:
-            return
+            return None
         try:
             events = read_events(store_for(job.output).read(join(job.output, EVENTS)).decode())
         except FileNotFoundError:
@@ -198,41 +198,90 @@ class JobTrigger(Watch):
         if len(events) != count and not projection.project(job, self.run_id):
             events = events[:count]  # not written: again next time
         self._projected = (now, len(events))
+        slow = next((event for event in events[count:] if self._is_slow(event, job)), None)
+        return self._leave(job, slow) if slow else None
+
+    @staticmethod
+    def _is_slow(event: dict[str, Any], job: Job) -> bool:
+        """Whether an event of this try says that a rank has become slow."""
+        told = event.get("slow_rank")
+        return event.get("attempt") == job.attempt and isinstance(told, dict) and not told.get("over")
+
+    def _leave(self, job: Job, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Have the slow machine avoided; where the next try can go elsewhere, stop this one after a checkpoint."""
+        backend = backends.named(self.backend)
+        host, why = str(event["slow_rank"].get("host")), str(event["reason"])
+        node = backend.node_of(job.output, host)
+        written = nodes.quarantine(node or host, why, job.id)
+        if node is None or not written:  # it would come back to where it is
+            return None
+        backend.stop(job.output, grace=pods.GRACE_SECONDS)
+        projection.mark(job, "retrying", why)
+        return failed(NodeSlow(f"{job.id}: node {node}: {why}; it is avoided from now on, the job goes on elsewhere"))
 
 
 class CheckpointTrigger(Watch):
-    """Waits for a training's first complete checkpoint at or after a step, for its end, or for its task's.
+    """Waits for a training's first complete checkpoint at or after a step, for its end, for its task's, or a stall.
 
-    Reads manifests only: what has none does not exist, however new its folder. `beside` names the task that trains
-    (dag_id, run_ids, task_ids): when it ends badly there is nothing to wait for.
+    Reads manifests and heartbeats only: what has no manifest does not exist, however new its folder. `beside` names the
+    task that trains (dag_id, run_ids, task_ids): when it ends badly there is nothing to wait for. With `step` None no
+    checkpoint counts, only the end. `full` passes over checkpoints of weights alone (`fast-step-N`). With
+    `stall_seconds` the wait ends when no heartbeat came for so long, `since` counting as the first.
     """
 
-    def __init__(self, *, output: str, step: int, beside: dict[str, Any], **wait: Any) -> None:
-        super().__init__(output=output, step=step, beside=beside, **wait)
+    def __init__(
+        self, *, output: str, step: int | None, beside: dict[str, Any], full: bool = False,
+        stall_seconds: float | None = None, since: float = 0.0, **wait: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            output=output, step=step, beside=beside, full=full, stall_seconds=stall_seconds, since=since, **wait
+        )
         self.output = output
         self.step = step
         self.beside = beside
+        self.full = full
+        self.stall_seconds = stall_seconds
+        self.since = since
 
     def look(self) -> dict[str, Any] | None:
         store = store_for(self.output)
-        folder = join(self.output, "checkpoints")
-        steps = sorted(number for name in store.children(folder) if (number := _step(name)) >= self.step)
-        for uri in (join(folder, f"step-{number}") for number in steps):
-            if store.manifest(uri) is not None:
-                return done(checkpoint=uri)
+        found = None if self.step is None else next(self._complete(self.step), None)
+        if found is not None:
+            return done(checkpoint=found, why="checkpoint")
         if store.manifest(self.output) is not None:
-            return done(checkpoint=self.output)
+            return done(checkpoint=self.output, why="finished")
         states = RuntimeTaskInstance.get_task_states(**self.beside)
         ended = {state for tasks in states.values() for state in tasks.values()} & GIVEN_UP
-        return {"status": "nothing"} if ended else None
+        return {"status": "nothing"} if ended else self._stalled()
+
+    def _complete(self, least: int) -> Iterator[str]:
+        """Complete checkpoints from a step on, the lowest first; a full one before a fast one of the same step."""
+        store, folder = store_for(self.output), join(self.output, "checkpoints")
+        names = [(step, fast, name) for name in store.children(folder) for step, fast in _read_name(name)]
+        for step, fast, name in sorted(names):
+            uri = join(folder, name)
+            if step >= least and not (fast and self.full) and store.manifest(uri) is not None:
+                yield uri
+
+    def _stalled(self) -> dict[str, Any] | None:
+        if self.stall_seconds is None:
+            return None
+        heard = max(self.since, float((status_of(self.output) or {}).get("heartbeat") or 0))
+        silent = time.time() - heard
+        if silent <= self.stall_seconds:
+            return None
+        complete = list(self._complete(0))
+        return done(checkpoint=complete[-1] if complete else None, why="stalled", silent=silent)
 
     def late(self) -> RefitError:
         return TimedOut(f"{self.output}: no complete checkpoint at or after step {self.step} in time")
 
 
-def _step(name: str) -> int:
-    number = name.removeprefix("step-")
-    return int(number) if name.startswith("step-") and number.isdigit() else -1
+def _read_name(name: str) -> Iterator[tuple[int, bool]]:
+    """Step, and whether it holds weights alone, of a checkpoint's folder; nothing for another folder."""
+    kind, _, number = name.rpartition("-")
+    if kind in ("step", "fast-step") and number.isdigit():
+        yield int(number), kind == "fast-step"
 
 
 class ServerTrigger(Watch):

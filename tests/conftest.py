@@ -31,5 +31,5 @@ def database(postgres_server: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("REFIT_DATABASE_URL", database_url("refit", ports))
     monkeypatch.setenv("PGPASSFILE", str(home.pgpass))
     with psycopg.connect(database_url("refit", ports), autocommit=True) as connection:
-        connection.execute("TRUNCATE jobs, job_events, evaluations, runs, alerts, quarantines CASCADE")
+        connection.execute("TRUNCATE jobs, job_events, evaluations, runs, alerts, quarantines, nodes CASCADE")
         yield connection

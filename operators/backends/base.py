@@ -70,6 +70,10 @@ class Backend(ABC):
     def state(self, output: str) -> Standing:
         """Where it stands now. Cheap: it is asked every few seconds."""
 
+    def node_of(self, output: str, host: str) -> str | None:
+        """The node that a job's part with this host name runs on, where a job can be kept off it; else None."""
+        return None
+
     @abstractmethod
     def logs(self, output: str, cursor: str = "") -> tuple[list[str], str]:
         """The lines it printed since `cursor` (empty: from the start), and the next cursor."""

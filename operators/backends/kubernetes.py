@@ -75,6 +75,13 @@ class KubernetesBackend(Backend):
                 return of_phase[0]
         return standings[0]
 
+    def node_of(self, output: str, host: str) -> str | None:
+        # A pod's host name is its own, not its node's; an Indexed Job's pods are called by name and number.
+        for pod in self._pods(output):
+            if host in (pod.metadata.name, pod.spec.hostname):
+                return str(pod.spec.node_name) if pod.spec.node_name else None
+        return None
+
     def logs(self, output: str, cursor: str = "") -> tuple[list[str], str]:
         found = self._pods(output)
         if not found or _waiting(found[0]):

@@ -95,6 +95,9 @@ def test_nothing_of_a_stage_starts_before_what_it_needs(dags: dict[str, DAG]) ->
     for task in dag.task_group.children["train"].children:  # type: ignore[attr-defined]
         assert order(dag, "first_champion.serve", task)
         assert order(dag, "prepare_data.corpus", task)
+    assert order(dag, "train.plan", "train.trial")
+    assert order(dag, "train.trial", "train.train")
+    assert order(dag, "train.trial", "train.checkpoint")
     assert order(dag, "evaluate.serve_candidate", "evaluate.ask_candidate")
     assert order(dag, "evaluate.gate", "promote.register")
     assert order(dag, "promote.approve", "promote.register")
@@ -255,6 +258,18 @@ def test_what_lies_elsewhere_is_cut_before_it_is_shared_out(folder: Path) -> Non
         "round": "cut", "share": 1, "shares": 2
     }  # fmt: skip
     assert order(dag, "prepare_data.cuts", "prepare_data.shares")
+
+
+def test_a_line_that_asks_for_an_early_look_has_it_beside_the_training(folder: Path) -> None:
+    text = (folder / "pipelines" / "tiny.yaml").read_text()
+    text = text.replace("name: tiny", "name: careful", 1).replace("\ntrain:\n", "\ntrain:\n  early: {at_step: 50}\n", 1)
+    (folder / "pipelines" / "careful.yaml").write_text(text)
+    dags = load(folder)
+    dag = dags["retrain_careful"]
+    assert order(dag, "train.checkpoint", "train.early")
+    assert not order(dag, "train.train", "train.early")
+    assert (dag.get_task("train.checkpoint").step, dag.get_task("train.checkpoint").full) == (50, True)
+    assert "train.early" not in dags["retrain_tiny"].task_ids
 
 
 def test_a_clock_and_new_data_both_start_a_line(dags: dict[str, DAG]) -> None:

@@ -18,7 +18,7 @@ from refit.job import JobRun
 from refit.manifest import Manifest
 from refit.states import State
 
-KINDS = ("prepare", "plan", "smoke", "train", "evaluate", "compare")
+KINDS = ("prepare", "plan", "preflight", "trial", "smoke", "train", "early", "evaluate", "compare")
 
 
 def act(run: JobRun) -> Manifest:

@@ -59,6 +59,7 @@ def test_every_error_of_the_tree_survives_a_trigger_s_event() -> None:
         ({"promote.approve": "success", "promote.register": "skipped"}, {}, Outcome.STOPPED_AT_GATE),
         ({"train.train": "failed", FINISH: "upstream_failed"}, {}, Outcome.FAILED),
         ({"train.train": "failed"}, {"same": True}, Outcome.FAILED),
+        ({"train.train": "failed"}, {"faults": {"train.train": "stopped early: worse"}}, Outcome.STOPPED_AT_GATE),
         ({"train.train": "skipped"}, {}, Outcome.FAILED),
         ({GATE: "failed"}, {"verdict": {"verdict": "pass"}}, Outcome.FAILED),
     ],

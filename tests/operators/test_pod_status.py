@@ -10,7 +10,7 @@ from kubernetes import client as k8s
 
 from operators import pods
 from operators.backends import Phase
-from operators.backends.kubernetes import STUCK_SECONDS, _standing
+from operators.backends.kubernetes import STUCK_SECONDS, KubernetesBackend, _standing
 from operators.errors import Evicted, ImagePullFailed, OutOfMemory, PodDeleted, Unschedulable
 from refit.errors import BadInput, Diverged, Infrastructure, NodeLost, Preempted
 
@@ -102,3 +102,16 @@ def test_a_pod_that_finished_and_is_being_deleted_has_finished() -> None:
 def test_the_last_lines_of_a_pod_are_its_reason() -> None:
     standing = _standing(pod("Failed", container=ended(10, message="a\nline.yaml: weights sum to 0")))
     assert "weights sum to 0" in standing.why
+
+
+def test_a_pod_s_host_name_leads_to_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Indexed Job's pods have host names of their own; a node's name is what an affinity needs."""
+    first, second = pod("Running"), pod("Running")
+    first.metadata.name, second.metadata.name = "refit-job-1-0-x7k2p", "refit-job-1-1-9qz4d"
+    first.spec.hostname, second.spec.hostname = "refit-job-1-0", "refit-job-1-1"
+    second.spec.node_name = "node-2"
+    backend = KubernetesBackend()
+    monkeypatch.setattr(backend, "_pods", lambda _: [first, second])
+    assert backend.node_of("file:///o", "refit-job-1-1") == "node-2"
+    assert backend.node_of("file:///o", "refit-job-1-0-x7k2p") == "node-1"
+    assert backend.node_of("file:///o", "elsewhere") is None

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from kubernetes.client import ApiClient
 
-from operators import pods, run
+from operators import nodes, pods, run
 from operators.data import CorpusOperator
 from operators.job import JobOperator
 from operators.training import DeepSpeedOperator
@@ -99,6 +99,21 @@ def test_a_pod_is_as_it_was_agreed(
     if os.environ.get("REFIT_GOLDEN") == "write":
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+def test_a_training_keeps_away_from_nodes_in_quarantine(
+    place: str, spec: Pipeline, context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ones they are is Postgres' to say (tests/integration/test_nodes.py)."""
+    monkeypatch.setattr(nodes, "quarantined", lambda: ["node-3", "node-7"])
+    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-3", "node-7"]}
+    wanted = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    for make, holder in ((train, "pod"), (train_on_four_nodes, "job")):
+        found = document(make(place, spec), context)[holder]
+        pod = found if holder == "pod" else found["spec"]["template"]
+        affinity = pod["spec"]["affinity"]["nodeAffinity"]
+        assert affinity == {"requiredDuringSchedulingIgnoredDuringExecution": wanted}
+    assert not document(prepare(place, spec), context)["pod"]["spec"]["affinity"], "what waits for nobody may go there"
 
 
 def validate(path: Path) -> tuple[int, str]:

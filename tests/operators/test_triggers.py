@@ -228,8 +228,8 @@ def test_patience_ends(house: House, fire: Fire, monkeypatch: pytest.MonkeyPatch
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def checkpoint(output: str, step: int, *, complete: bool = True) -> str:
-    uri = join(output, "checkpoints", f"step-{step}")
+def checkpoint(output: str, step: int, *, complete: bool = True, name: str = "") -> str:
+    uri = join(output, "checkpoints", name or f"step-{step}")
     store_for(uri).write(join(uri, "weights"), b"w")
     if complete:
         text = Manifest(kind="checkpoint", fingerprint="f").model_dump_json()
@@ -237,9 +237,9 @@ def checkpoint(output: str, step: int, *, complete: bool = True) -> str:
     return uri
 
 
-def watching(output: str, step: int) -> CheckpointTrigger:
+def watching(output: str, step: int | None, **more: Any) -> CheckpointTrigger:
     beside = {"dag_id": "d", "run_ids": ["r"], "task_ids": ["t"]}
-    return CheckpointTrigger(output=output, step=step, beside=beside, deadline=soon(), poll_seconds=0.05)
+    return CheckpointTrigger(output=output, step=step, beside=beside, deadline=soon(), poll_seconds=0.05, **more)
 
 
 @pytest.fixture
@@ -264,6 +264,50 @@ def test_a_finished_training_ends_the_wait(training: str, fire: Fire) -> None:
     text = Manifest(kind="training", fingerprint="f").model_dump_json()
     store_for(training).write(join(training, "manifest.json"), text.encode())
     assert fire(watching(training, 1_000))["checkpoint"] == training
+
+
+def test_who_waits_for_the_end_is_told_of_no_checkpoint(training: str, fire: Fire) -> None:
+    checkpoint(training, 20)
+    text = Manifest(kind="training", fingerprint="f").model_dump_json().encode()
+    threading.Timer(0.5, lambda: store_for(training).write(join(training, "manifest.json"), text)).start()
+    assert fire(watching(training, None)) == {"status": "done", "checkpoint": training, "why": "finished"}
+
+
+def test_only_a_full_checkpoint_counts_where_one_is_asked_for(training: str, fire: Fire) -> None:
+    checkpoint(training, 10, name="fast-step-10")
+    checkpoint(training, 40)
+    assert fire(watching(training, 0))["checkpoint"] == join(training, "checkpoints/fast-step-10")
+    assert fire(watching(training, 0, full=True))["checkpoint"] == join(training, "checkpoints/step-40")
+
+
+def test_a_checkpoint_newer_than_a_known_one_is_waited_for(training: str, fire: Fire) -> None:
+    checkpoint(training, 20)
+    threading.Timer(0.5, lambda: checkpoint(training, 30)).start()
+    assert fire(watching(training, 20 + 1))["checkpoint"] == join(training, "checkpoints/step-30")
+
+
+def heartbeat(training: str, at: float) -> None:
+    store_for(training).write(join(training, "status.json"), json.dumps({"heartbeat": at}).encode())
+
+
+def test_a_training_without_a_heartbeat_is_a_stall_and_its_newest_checkpoint_is_named(
+    training: str, fire: Fire
+) -> None:
+    for step in (20, 30):
+        checkpoint(training, step)
+    checkpoint(training, 40, complete=False)
+    heartbeat(training, time.time() - 3_600)
+    event = fire(watching(training, 1_000, stall_seconds=60))
+    assert (event["why"], event["checkpoint"]) == ("stalled", join(training, "checkpoints/step-30"))
+    assert event["silent"] > 3_500
+
+
+def test_a_training_that_lives_or_has_just_been_watched_is_no_stall(training: str) -> None:
+    heartbeat(training, time.time())
+    assert watching(training, 1_000, stall_seconds=60).look() is None
+    heartbeat(training, time.time() - 3_600)
+    assert watching(training, 1_000, stall_seconds=60, since=time.time()).look() is None, "it may be starting again"
+    assert watching(training, 1_000).look() is None, "nobody asked for stalls"
 
 
 def test_a_failed_training_ends_the_wait_with_nothing(

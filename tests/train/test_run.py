@@ -154,7 +154,8 @@ def test_a_smoke_run_restores_measures_and_is_answered_from_the_store(house: Hou
     assert code == 0, said
     assert answer["tokens_per_second"] > 0
     assert len(answer["losses"]) == 3
-    folder = house.root / "store" / "training" / "tickets" / f"smoke-{answer['fingerprint']}"
+    folder = store_for(answer["manifest"]).path(answer["manifest"]).parent
+    assert folder.parent == house.root / "store" / "training" / "tickets"
     assert not list((folder / "checkpoints").iterdir())
     again = house.run("smoke", "--store", house.uri("store"))
     assert again[1] == answer

@@ -6,6 +6,7 @@ jobs/<pipeline>/<run>/spec.json            the resolved spec, written by the run
                       first_champion.json  the release that it made for lack of one
                       tasks/<task>.json    which job a task does: where its progress and its events are
                       faults/<task>.txt    what a failed task died of, in its own words
+                      early.json           why its training was stopped, if an early look at a checkpoint said so
                       outcome.json         one word and one sentence, written whatever happened
 """
 
@@ -20,7 +21,7 @@ from refit.job import Job
 from refit.store import join, store_for
 
 SPEC, CANDIDATE, CHAMPION, FIRST_CHAMPION = "spec.json", "candidate.json", "champion.json", "first_champion.json"
-TASKS, FAULTS, OUTCOME = "tasks", "faults", "outcome.json"
+TASKS, FAULTS, OUTCOME, EARLY = "tasks", "faults", "outcome.json", "early.json"
 
 
 def folder(store: str, pipeline: str, run_id: str) -> str:
@@ -41,6 +42,17 @@ def noted(place: str) -> list[dict[str, Any]]:
     names = store.children(join(place, TASKS))
     records = [json.loads(store.read(join(place, TASKS, name))) for name in names]
     return sorted(records, key=lambda record: float(record["at"]))
+
+
+def refuse(place: str, why: str) -> None:
+    """Write down why the training of this run is stopped; to be done before it is."""
+    store_for(place).write(join(place, EARLY), json.dumps({"why": why}).encode())
+
+
+def refused(place: str) -> str | None:
+    """Why the training of this run was stopped early; None where it was not."""
+    uri = join(place, EARLY)
+    return str(json.loads(store_for(uri).read(uri))["why"]) if store_for(uri).exists(uri) else None
 
 
 def note_fault(place: str, task_id: str, fault: str) -> None:

@@ -268,6 +268,34 @@ class Validation(Spec):
         return self
 
 
+class Overfit(Spec):
+    """A handful learnt by heart before the training: what cannot learn one micro batch will not learn the rest.
+
+    It takes at most `steps` steps and `minutes` minutes, and at most `share` of the micro batches of the training that
+    it is for; 0 steps leave it out. A loss above `loss` after all `steps` is refused. Where the time or the share was
+    over before, nothing is refused: so short a training is cheaper to run than to doubt.
+    """
+
+    steps: Annotated[int, Field(ge=0)] = 300
+    loss: Positive = 0.2
+    minutes: Positive = 10.0
+    share: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+
+class Early(Spec):
+    """A look at a checkpoint from outside while the training goes on; off without `at_step`.
+
+    The first full checkpoint at or after that step and the base model answer the same documents of the validation
+    split, some `items` of them. Where the checkpoint's mean loss is higher by more than `margin` (nats a token)
+    for certain, by the paired interval at `confidence`, the training is stopped and the run refused.
+    """
+
+    at_step: Count | None = None
+    items: Annotated[int, Field(ge=20)] = 300
+    margin: Annotated[float, Field(ge=0)] = 0.0
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+
+
 class Train(Spec):
     """How the model learns.
 
@@ -283,6 +311,8 @@ class Train(Spec):
             "gpus_per_node",
             "queue",
             "checkpoint",
+            "overfit",
+            "early",
             "smoke_steps",
             "smoke_minutes",
             "heartbeat_seconds",
@@ -321,6 +351,8 @@ class Train(Spec):
     seed: int = 1
     checkpoint: Checkpoint = Checkpoint()
     validation: Validation = Validation()
+    early: Early = Early()
+    overfit: Overfit = Overfit()
     smoke_steps: Count = 3
     smoke_minutes: Positive = 10.0
     heartbeat_seconds: Positive = 2.0

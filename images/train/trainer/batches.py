@@ -62,6 +62,11 @@ class Loader:
         return self.split.header.length
 
     @property
+    def ranks(self) -> int:
+        """Who share the micro batches."""
+        return self._ranks
+
+    @property
     def packs(self) -> int:
         """Packs in an epoch."""
         return self.split.header.packs

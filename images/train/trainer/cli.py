@@ -10,7 +10,7 @@ from refit.errors import BadInput
 from refit.job import EVENTS, STATUS, Job, read_events
 from refit.manifest import MANIFEST
 from refit.store import join, store_for
-from trainer import checkpoints, cli_bases, cli_plan
+from trainer import checkpoints, cli_bases, cli_plan, tried
 from trainer import cli_work as work
 from trainer.stage import HANDLERS
 
@@ -28,6 +28,15 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("smoke", help="a few steps with a save and a restore; answered from the store if known")
     work.add(one)
     one.set_defaults(command=_smoke)
+
+    one = commands.add_parser(
+        "overfit",
+        help="learn a handful of packs by heart, or say why that cannot be; answered from the store if known",
+        description="Finds what no amount of data mends: labels that contradict each other, an empty mask, frozen "
+        "weights, a learning rate that is far off. Publishes nothing. train.overfit says how long it may take.",
+    )
+    work.add(one)
+    one.set_defaults(command=_overfit)
 
     one = commands.add_parser(
         "run",
@@ -74,8 +83,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _smoke(arguments: argparse.Namespace) -> dict[str, Any]:
-    made = work.job_of("smoke", arguments, "training/{pipeline}/smoke-{fingerprint}")
-    return job.report(job.run(made, HANDLERS["smoke"]), made.output)
+    return _part(tried.SMOKE, arguments)
+
+
+def _overfit(arguments: argparse.Namespace) -> dict[str, Any]:
+    if work.spec_of(arguments).train.overfit.steps == 0:
+        raise BadInput("train.overfit.steps is 0, which leaves it out: give some by --set train.overfit.steps=100.")
+    return _part(tried.OVERFIT, arguments)
+
+
+def _part(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    made = work.job_of(part, arguments, "training/{pipeline}/{tried}")
+    return job.report(job.run(made, HANDLERS[part]), made.output)
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:

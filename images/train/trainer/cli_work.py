@@ -11,6 +11,7 @@ from refit.errors import BadInput
 from refit.job import EVENTS, Job, read_events
 from refit.spec import Pipeline
 from refit.store import join, store_for
+from trainer import tried
 from trainer.inputs import folder_of, name_of
 
 NO_PLACE = "no place for the output: give --output URI or --store URI, or set REFIT_STORE."
@@ -42,7 +43,10 @@ def job_of(kind: str, arguments: argparse.Namespace, folder: str) -> Job:
     spec = spec_of(arguments)
     dataset = uri(folder_of(arguments.data))
     fingerprint = name_of(spec.train, dataset, spec.train.base)
-    name = folder.format(pipeline=spec.name, fingerprint=fingerprint)
+    name = folder.format(
+        pipeline=spec.name, fingerprint=fingerprint,
+        tried=f"{kind}-{tried.name(kind, spec.train, fingerprint)}" if kind in (tried.OVERFIT, tried.SMOKE) else "",
+    )  # fmt: skip
     if arguments.output:
         output = uri(arguments.output)
         store = uri(arguments.store) if arguments.store else store_of(output)

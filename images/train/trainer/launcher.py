@@ -25,7 +25,7 @@ from refit.errors import (
 )
 from refit.job import JobRun
 from refit.states import State
-from trainer import checkpoints, metrics
+from trainer import checkpoints, metrics, tried
 from trainer.checkpoints import Checkpoint
 from trainer.inputs import Inputs
 from trainer.ranks import Ranks
@@ -62,6 +62,7 @@ class Launcher:
         self._scene = scene
         self._total = scene.step if scene else self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
         self._stop = False
+        self._phase: str | None = None
         self._shown, self._told = 0.0, -1
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         self.resumed_from: int | None = None
@@ -80,6 +81,8 @@ class Launcher:
                 try:
                     return self._launch(launch)
                 except Infrastructure as error:
+                    if self._phase == tried.LOOK:  # it was told; the kernel kills for memory without a word
+                        raise PreflightRefused(tried.blind(self._train, str(error))) from error
                     if launch > self._train.max_restarts:
                         raise NodeLost(f"{error}\nThe ranks were lost {launch} times; train.max_restarts allows "
                                        f"{self._train.max_restarts}.") from error  # fmt: skip
@@ -105,11 +108,9 @@ class Launcher:
                     ranks.signal(signal.SIGTERM)
                 if asked_at is not None and time.monotonic() - asked_at > STOP_SECONDS:
                     raise Preempted(f"told to stop; the ranks wrote no checkpoint within {STOP_SECONDS:.0f} s")
-                if self._mode == "smoke" and time.monotonic() - began > 60 * self._train.smoke_minutes:
-                    raise PreflightRefused(
-                        f"{self._train.smoke_steps} steps took more than {self._train.smoke_minutes:g} minutes. Use "
-                        "more ranks or a smaller model, or raise train.smoke_minutes."
-                    )
+                limit = tried.minutes(self._mode, self._train)
+                if limit is not None and time.monotonic() - began > 60 * limit:
+                    raise PreflightRefused(tried.too_slow(self._mode, self._train, limit))
 
     def _task(self) -> Task:
         output = self._run.job.output
@@ -156,6 +157,9 @@ class Launcher:
                 self._recent.append((message["tokens"], message["seconds"]))
                 if "validation_loss" in message:
                     log.event("validation", step=message["step"], loss=message["validation_loss"])
+            elif kind == "phase":
+                self._phase = message["name"]
+                log.event("phase", name=self._phase)
             elif kind == "saved":
                 log.event("checkpoint", step=message["step"])
                 metrics.upload(self._run.folder, self._run.job.output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,14 @@ def flags() -> frozenset[str]:
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     line = next((line for line in text.splitlines() if line.startswith("flags")), "")
     return frozenset(line.partition(":")[2].split())
+
+
+def processor() -> str:
+    """The processor's name, as Linux has it; its architecture where it has none."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    line = next((line for line in text.splitlines() if line.startswith("model name")), "")
+    return line.partition(":")[2].strip() or platform.machine()
 
 
 def cores() -> int:

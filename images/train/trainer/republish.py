@@ -26,7 +26,7 @@ from trainer.inputs import Inputs, folder_of, locate
 from trainer.metrics import METRICS
 from trainer.publishing import lay_card, publish
 from trainer.ranks import Ranks
-from trainer.task import Task
+from trainer.task import Mode, Task
 
 POLL_SECONDS = 0.2
 LAST_WORDS_SECONDS = 5.0
@@ -55,8 +55,8 @@ def republish(uri: str, output: str, *, base: str | None = None, data: str | Non
             f"{inputs.fingerprint}. Give the ones it was trained with by --base and --data."
         )
     with tempfile.TemporaryDirectory(prefix=".export-", dir=_beside(output)) as folder:
-        task = _task(job, inputs, found, Path(folder))
-        result = _run(task)
+        task = task_of(job, inputs, found, Path(folder))
+        result = launch(task)
         facts = {**facts, "checkpoint": found.uri}
         model, digest = publish(task.export / MODEL, "model", inputs, facts, uri=output)
         adapter = None
@@ -120,18 +120,19 @@ def _refuse_another(output: str, found: Checkpoint) -> None:
         )
 
 
-def _task(job: Job, inputs: Inputs, found: Checkpoint, folder: Path) -> Task:
+def task_of(job: Job, inputs: Inputs, found: Checkpoint, folder: Path, mode: Mode = "export") -> Task:
+    """What ranks that work on a checkpoint are told, in a folder of their own."""
     facts = found.manifest.facts
     ranks = 1 if job.spec.train.zero_stage == 0 else int(facts["ranks"])
-    log.event("export", checkpoint=found.uri, ranks=ranks, dtype=facts["dtype"])
+    log.event(mode, checkpoint=found.uri, ranks=ranks, dtype=facts["dtype"])
     return Task(
-        mode="export", job=job, fingerprint=inputs.fingerprint, dataset=inputs.dataset, base=inputs.base, folder=folder,
+        mode=mode, job=job, fingerprint=inputs.fingerprint, dataset=inputs.dataset, base=inputs.base, folder=folder,
         token="", ranks=ranks, dtype=facts["dtype"], rendezvous=folder / "ranks" / "rendezvous", checkpoint=found.uri,
         step=found.step,
     )  # fmt: skip
 
 
-def _run(task: Task) -> dict[str, Any]:
+def launch(task: Task) -> dict[str, Any]:
     """Rank 0's result. One launch: an export that fails loses nothing and is called again by whoever wants it."""
     with Ranks(task) as ranks:
         while True:

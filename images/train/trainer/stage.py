@@ -1,4 +1,4 @@
-"""The jobs of this image: plan, smoke, train. Each is a handler: a running job in, its manifest out."""
+"""The jobs of this image: plan, what is tried, train. Each is a handler: a running job in, its manifest out."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import shutil
 from typing import Any
 
 from refit import log
+from refit.errors import BadInput
 from refit.job import Handler, JobRun, read_events
 from refit.manifest import Manifest
+from refit.states import State
 from refit.store import join, store_for
-from trainer import metrics, writer
+from trainer import checkpoints, metrics, tried, writer
 from trainer import scene as scenes
 from trainer.inputs import Inputs, locate
 from trainer.launcher import Launcher
 from trainer.machine import arithmetic
 from trainer.packs import Packs
 from trainer.publishing import lay_card, publish
+from trainer.task import Mode
 
 PLAN = "plan.json"
 
@@ -26,20 +29,80 @@ def plan(run: JobRun) -> Manifest:
     from trainer import plan as planning  # transformers, for the shapes; a resume does not need it
 
     inputs = locate(run.job)
-    made = planning.make(
-        run.spec.train, inputs.base, Packs.of(inputs.dataset), smoke=smoke_facts(run, inputs.fingerprint)
-    )
+    measured = tried.known(tried.SMOKE, run.job, inputs.fingerprint)
+    made = planning.make(run.spec.train, inputs.base, Packs.of(inputs.dataset), smoke=measured)
     planning.show(made)
     store_for(run.job.output).write(join(run.job.output, PLAN), json.dumps(made, indent=1).encode())
     return _manifest("plan", inputs, facts=made)
 
 
+def preflight(run: JobRun) -> Manifest:
+    """Is every rank's place fit for the training?"""
+    inputs = locate(run.job)
+    return _manifest("preflight", inputs, facts=_look(run, inputs))
+
+
+def overfit(run: JobRun) -> Manifest:
+    """Learn a handful of packs by heart: can the training learn at all?"""
+    return _one_part(run, tried.OVERFIT)
+
+
 def smoke(run: JobRun) -> Manifest:
     """A few steps with a save and a restore: does it work here, and how fast?"""
+    return _one_part(run, tried.SMOKE)
+
+
+def trial(run: JobRun) -> Manifest:
+    """All that comes before a training: preflight, a handful learnt by heart, a smoke run.
+
+    Preflight looks each time. The other two are answered from the store where they are known; what is not is tried by
+    one set of ranks, and kept for the next time.
+    """
     inputs = locate(run.job)
+    looked = _look(run, inputs)
+    run.event(State.RUNNING, f"preflight: {len(looked['ranks'])} rank(s) fit, {len(looked['checks'])} checks")
+    wanted = tried.parts(run.spec.train)
+    known = {part: tried.known(part, run.job, inputs.fingerprint) for part in wanted}
+    new = tuple(part for part in wanted if known[part] is None)
+    found = _try(run, inputs, new)
+    for part in wanted:
+        said = tried.told(part, known[part] or found[part], run.spec.train)
+        run.event(State.RUNNING, f"{part}: {said}{'' if part in new else ' (known)'}")
+    facts = {part: {**(known[part] or found[part]), "known": part not in new} for part in wanted}
+    return _manifest("trial", inputs, facts={"preflight": looked, **facts})
+
+
+def _look(run: JobRun, inputs: Inputs) -> dict[str, Any]:
+    """The preflight of a training by its plan: the one that the input `plan` names, or one made here."""
+    from trainer import preflight as looking
+
+    train, uri = run.spec.train, run.job.inputs.get("plan")
+    if uri:
+        planned = store_for(uri).require(uri, "plan").facts
+    else:
+        from trainer import plan as planning
+
+        planned = planning.make(train, inputs.base, Packs.of(inputs.dataset))
+    output = join(run.job.store, "training", run.job.pipeline, inputs.fingerprint)
+    return looking.preflight(train, planned, output)
+
+
+def _one_part(run: JobRun, part: str) -> Manifest:
+    inputs = locate(run.job)
+    return _manifest(part, inputs, facts=_try(run, inputs, (part,))[part])
+
+
+def _try(run: JobRun, inputs: Inputs, parts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Try these parts, and keep what is found out."""
+    if not parts:
+        return {}
+    mode: Mode = "trial" if len(parts) > 1 else "overfit" if tried.OVERFIT in parts else "smoke"
     with writer.sole(run.folder, run.job.output) as token:
-        facts = Launcher(run, inputs, mode="smoke", dtype=arithmetic(run.spec.train), token=token).supervise()
-    return _manifest("smoke", inputs, facts=facts)
+        found = Launcher(run, inputs, mode=mode, dtype=arithmetic(run.spec.train), token=token).supervise()
+    answers: dict[str, dict[str, Any]] = found if mode == "trial" else {parts[0]: found}
+    for part, facts in answers.items():
+        tried.keep(part, run.job, _manifest(part, inputs, facts=facts))
+    return answers
 
 
 def train(run: JobRun) -> Manifest:
@@ -71,6 +134,21 @@ def train(run: JobRun) -> Manifest:
     )  # fmt: skip
 
 
+def early(run: JobRun) -> Manifest:
+    """Compare a checkpoint of a training that goes on with its base model; options: `checkpoint`, its address.
+
+    Raises:
+        BadInput: it is not whole, or of another training.
+    """
+    from trainer.republish import launch, task_of
+
+    inputs, found = locate(run.job), checkpoints.verify(str(run.job.options.get("checkpoint")))
+    if inputs.fingerprint != found.manifest.fingerprint:
+        raise BadInput(f"{found.uri}: of training {found.manifest.fingerprint}, this one is {inputs.fingerprint}.")
+    facts = launch(task_of(run.job, inputs, found, run.folder, "early"))
+    return _manifest("early", inputs, facts={"step": found.step, "checkpoint": found.uri, **facts})
+
+
 def replay(run: JobRun) -> Manifest:
     """Take a step again that a training gave up; options: `of`, the training's folder.
 
@@ -93,19 +171,10 @@ def _metrics(output: str) -> str:
     return store.read(place).decode(errors="replace") if store.exists(place) else ""
 
 
-HANDLERS: dict[str, Handler] = {"plan": plan, "smoke": smoke, "train": train, "replay": replay}
-
-
-def smoke_uri(run: JobRun, fingerprint: str) -> str:
-    """Where the smoke run of a training lies."""
-    return join(run.job.store, "training", run.spec.name, f"smoke-{fingerprint}")
-
-
-def smoke_facts(run: JobRun, fingerprint: str) -> dict[str, Any] | None:
-    """What the smoke run measured; None where there was none yet."""
-    uri = smoke_uri(run, fingerprint)
-    manifest = store_for(uri).manifest(uri)
-    return manifest.facts if manifest else None
+HANDLERS: dict[str, Handler] = {
+    "plan": plan, "preflight": preflight, "overfit": overfit, "smoke": smoke, "trial": trial, "train": train,
+    "replay": replay, "early": early,
+}  # fmt: skip
 
 
 def _manifest(kind: str, inputs: Inputs, *, facts: dict[str, Any], outputs: dict[str, str] | None = None) -> Manifest:

@@ -15,7 +15,7 @@ from refit.job import Job
 from refit.spec import Train
 from trainer.machine import Arithmetic
 
-Mode = Literal["train", "smoke", "replay", "export"]
+Mode = Literal["train", "overfit", "smoke", "trial", "replay", "export", "early"]
 
 WIRE = "REFIT_WIRE"
 """The environment variable with the number of the file descriptor that leads to the launcher."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import time
@@ -13,7 +14,7 @@ from torch import distributed
 from refit import domains
 from refit.errors import Diverged, PreflightRefused
 from refit.store import store_for
-from trainer import checkpoints, snapshot
+from trainer import checkpoints, early, overfit, snapshot, tried
 from trainer.batches import Loader
 from trainer.engine import Engine, connect
 from trainer.export import export
@@ -33,7 +34,8 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     connect(task.rendezvous, rank, task.ranks)
     wire.send("beat")
     loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
-    work = {"train": _train, "smoke": _smoke, "replay": _replay, "export": _export}[task.mode]
+    work = {"train": _train, "overfit": _overfit, "smoke": _smoke, "trial": _trial, "replay": _replay,
+            "export": _export, "early": _early}[task.mode]  # fmt: skip
     result = work(task, loader, wire, stopping)
     distributed.barrier()
     distributed.destroy_process_group()
@@ -80,8 +82,31 @@ def _export(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict
     return export(engine, task, loader)
 
 
+def _early(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
+    """The base model, which a fresh engine still is, against a checkpoint of its training, on the same documents."""
+    engine = _engine(task, loader)
+    wire.send("beat")
+    before = early.losses(engine, task, wire)
+    snapshot.load(engine, task, str(task.checkpoint))
+    return early.compare(early.losses(engine, task, wire), before, task.train.early)
+
+
+def _trial(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
+    """Both trials by one set of ranks: what a start of them costs is more than a small trial."""
+    learnt = _overfit(task, loader, wire, stopping)
+    gc.collect()  # DeepSpeed's engine refers to itself; two at once would need more memory than a training does
+    return {tried.OVERFIT: learnt, tried.SMOKE: _smoke(task, loader, wire, stopping)}
+
+
+def _overfit(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
+    few = overfit.few(task, loader.ranks)
+    return overfit.learn(_engine(few, loader), few, loader, wire, overfit.steps_allowed(task.train))
+
+
 def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
-    """A few steps, a save, and a restore in a fresh engine that must then take the very same step."""
+    """A few steps, a look at the validation split if the training looks, a save, and a restore in a fresh engine that
+    must then take the very same step.
+    """
     last = task.train.smoke_steps - 1
     engine = _engine(task, loader)
     loop = Loop(engine, loader, task, wire, stopping)
@@ -93,6 +118,7 @@ def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     records.append(loop.step(last))
     uri = checkpoints.address(task.job.output, last)
     size = snapshot.size(task.job.output, last)
+    look = _first_look(engine, task, wire)
     del engine, loop
     began_restore = time.perf_counter()
     again = _engine(task, loader)
@@ -119,7 +145,27 @@ def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
         "checkpoint_bytes": size,
         "peak_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "dtype": task.dtype,
+        **look,
     }
+
+
+def _first_look(engine: Engine, task: Task, wire: Wire) -> dict[str, Any]:
+    """The look at the validation split that a training would take after hours; empty where it takes none.
+
+    Raises:
+        PreflightRefused: it fails, for want of memory or for anything else.
+    """
+    validator = _validator(engine, task, wire)
+    if validator is None:
+        return {}
+    wire.send("phase", name=tried.LOOK)
+    began = time.perf_counter()
+    try:
+        seen = validator.look(task.train.smoke_steps)
+    except Exception as error:
+        raise PreflightRefused(tried.blind(task.train, f"{type(error).__name__}: {error}")) from error
+    wire.send("phase", name="smoke")
+    return {"validation_loss": seen.loss, "validation_seconds": time.perf_counter() - began}
 
 
 def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
