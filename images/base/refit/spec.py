@@ -268,6 +268,17 @@ class Validation(Spec):
         return self
 
 
+class Skip(Spec):
+    """Steps that may be passed over because their loss or gradient is not finite. Each leaves its scene, and no trace.
+
+    With a `budget` of 0 the first one ends the training as diverged. So does one more than `budget` in all, or one more
+    than `in_a_row` without a good step between them.
+    """
+
+    budget: Annotated[int, Field(ge=0, le=100_000)] = 0
+    in_a_row: Count = 3
+
+
 class Train(Spec):
     """How the model learns.
 
@@ -290,6 +301,8 @@ class Train(Spec):
             "max_restarts",
         }
     )
+    # These came later. As long as they are not set, trainings keep the names that they had without them.
+    not_in_fingerprint_unless_set: ClassVar[frozenset[str]] = frozenset({"skip"})
 
     base: Uri
     method: Literal["full", "lora"] = form(
@@ -321,6 +334,7 @@ class Train(Spec):
     seed: int = 1
     checkpoint: Checkpoint = Checkpoint()
     validation: Validation = Validation()
+    skip: Skip = Skip()
     smoke_steps: Count = 3
     smoke_minutes: Positive = 10.0
     heartbeat_seconds: Positive = 2.0

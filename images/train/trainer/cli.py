@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         "whether the steps before it gave the same losses; where they did not, look at the machine.",
     )
     one.add_argument("output", metavar="OUTPUT", help="address of the training's folder")
+    one.add_argument("--step", metavar="N", type=int, help="a step that was skipped; default: the one that ended it")
     one.set_defaults(command=_replay)
 
     one = commands.add_parser(
@@ -137,7 +138,7 @@ def _replay(arguments: argparse.Namespace) -> dict[str, Any]:
     output = work.uri(arguments.output)
     place = join(output, "replay")
     made = Job.load(join(output, "job.json")).model_copy(
-        update={"id": "replay", "kind": "replay", "output": place, "options": {"of": output}}
+        update={"id": "replay", "kind": "replay", "output": place, "options": {"of": output, "step": arguments.step}}
     )
     store_for(place).remove(place)  # each asking is a trial of its own
     made.save()

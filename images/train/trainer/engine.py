@@ -107,6 +107,28 @@ class Engine:
             raise Diverged("the gradient is not finite; the optimizer step was not taken")
         return norm
 
+    def skip(self) -> None:
+        """Pass over a step after its last `backward`: nothing is learnt from it, and nothing is left of its gradients.
+
+        Also after an `update` that raised Diverged.
+        """
+        stage = self._train.zero_stage
+        if stage == 0:
+            self._engine.zero_grad()
+            self._engine.micro_steps += 1  # which tells where an accumulation ends
+        elif not self._cleared:
+            # A loss may be infinite while its gradient is not. DeepSpeed throws a step away whole, whatever it has
+            # accumulated where, when it is not finite: so it is made to.
+            for pieces in self._engine.optimizer.averaged_gradients.values():
+                for piece in pieces or ():
+                    piece.fill_(math.nan)
+            self._engine.step()
+            if not self._engine.optimizer.overflow:
+                raise AssertionError("DeepSpeed took a step that was to be skipped")
+        self._cleared = False
+        if fragments.is_fresh(self._engine, stage):
+            fragments.prepare(self._engine, stage, 0)  # for a checkpoint before the first step that is taken
+
     def gradient_norms(self) -> list[tuple[str, float]]:
         """Name and norm of each trained parameter's gradient before the update; all ranks together.
 

@@ -36,12 +36,20 @@ class Watch:
         self._compares = ranks > 1 and zero_stage < 3
         self._rows: dict[int, dict[int, dict[str, Any]]] = {}  # of steps that not all ranks have told yet
         for record in history[-HISTORY_STEPS:]:
-            self._spikes.see(record["step"], record["loss"], record["grad_norm"])
+            if not record.get("skipped"):
+                self._spikes.see(record["step"], record["loss"], record["grad_norm"])
 
     def step(self, rank: int, record: dict[str, Any]) -> None:
         """Take in a rank's record of a step, as `Loop.step` made it."""
         step = record["step"]
-        if rank == 0:
+        if rank == 0 and record.get("skipped"):
+            self._tell(
+                State.RUNNING,
+                f"step {step} was skipped, the {_nth(record['skips'])}: {record['why']}. `trainer replay OUTPUT "
+                f"--step {step}` takes it again",
+                skipped={"step": step, "skips": record["skips"]},
+            )
+        elif rank == 0:
             self._tell_spike(self._spikes.see(step, record["loss"], record["grad_norm"]))
         if not self._compares:
             return
@@ -80,6 +88,11 @@ class Watch:
                 else f"slow rank {verdict.rank} ({host}) at step {verdict.step}: {slow}"
             )  # fmt: skip
             self._tell(State.RUNNING, reason, slow_rank=vars(verdict) | {"host": host})
+
+
+def _nth(number: int) -> str:
+    suffix = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+    return f"{number}{suffix}"
 
 
 def _compute(record: dict[str, Any]) -> float:

@@ -133,7 +133,7 @@ def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[
     probe, why = Probe(), None
     with engine.probing(probe):
         try:
-            loop.step(task.until)
+            why = loop.step(task.until).get("why")  # of a step that was skipped, and is again
         except Diverged as error:
             why = str(error)
     firsts: list[str | None] = [None] * task.ranks
