@@ -151,7 +151,9 @@ class Launcher:
                 self._watch.step(member.number, message)
             if member.number != 0:
                 continue
-            if kind == "step":
+            if kind == "batch":
+                self._watch.batch(message)
+            elif kind == "step":
                 self.last = message
                 self._recent.append((message["tokens"], message["seconds"]))
                 if "validation_loss" in message:

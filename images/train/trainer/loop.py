@@ -15,15 +15,20 @@ from typing import Any
 import torch
 from torch import distributed
 
+from refit import domains
 from refit.errors import Diverged, Preempted
 from refit.spec import Skip
 from trainer import checkpoints, metrics, scene, snapshot
 from trainer.batches import Loader, Step
+from trainer.contents import Contents
 from trainer.engine import Engine
 from trainer.schedule import learning_rate
 from trainer.skips import Skips
 from trainer.task import Task, Wire
 from trainer.validation import Validator
+
+PACKS_TOLD = 256
+"""So many of a step's packs are named when their batch is odd."""
 
 
 class Loop:
@@ -36,6 +41,8 @@ class Loop:
         self._engine, self._loader, self._task, self._wire = engine, loader, task, wire
         self._stopping, self._validator = stopping, validator
         self._rank = distributed.get_rank()
+        if self._rank == 0:
+            self._contents = Contents(loader, domains.read(task.dataset, "train"))
         self._saved_at: int | None = task.step if task.checkpoint else None
         self._saved_when = time.monotonic()
         self._spent: dict[str, float] = {}
@@ -70,6 +77,7 @@ class Loop:
         began = time.perf_counter()
         with self._clock("data"):
             step = self._loader.step(number)
+            holds = self._look_into(number, step)
         nll = 0.0
         for index, batch in enumerate(self._loader.batches(step), start=1):
             with self._clock("forward"):
@@ -90,12 +98,24 @@ class Loop:
                 why = str(error)
         record = {
             "step": number + 1, "loss": _finite(nll / step.weight), "grad_norm": _finite(norm), "lr": rate,
-            "tokens": step.tokens, "targets": step.targets,
+            "tokens": step.tokens, "targets": step.targets, **holds,
             **({} if why is None else self._pass_over(number, step, nll, why)),
             "seconds": time.perf_counter() - began, **self._spent,
         }  # fmt: skip
         self._spent = {}
         return record
+
+    def _look_into(self, number: int, step: Step) -> dict[str, Any]:
+        """What the step's packs hold, for rank 0's record; the launcher is told before anything is learnt from them."""
+        if self._rank > 0:
+            return {}
+        holds = self._contents.of(number, step)
+        tokens, targets = self._loader.by_rank(step.packs)
+        self._wire.send(
+            "batch", step=number + 1, tokens=step.tokens, targets=step.targets, rank_tokens=tokens,
+            rank_targets=targets, packs=step.packs[:PACKS_TOLD].tolist(), **holds,
+        )  # fmt: skip
+        return holds
 
     def _pass_over(self, number: int, step: Step, nll: float, why: str) -> dict[str, Any]:
         """Skip a step that is not finite, keeping its scene; what its record says of that.

@@ -1,4 +1,4 @@
-"""What the launcher makes of the ranks' steps: loss spikes and slow ranks, told as events of the job.
+"""What the launcher makes of the ranks' steps: loss spikes, slow ranks, odd batches, told as events of the job.
 
 Events inform; nothing is stopped or changed. After a resume the spikes go on from the steps in metrics.jsonl, and only
 what comes after the checkpoint is told (again); the ranks are new, and so is what is usual for them.
@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from refit.states import State
+from trainer.odd_batches import OddBatches
+from trainer.skew import WINDOW_STEPS, Skew, Skewed
 from trainer.spikes import Over, Spike, Spikes
 from trainer.stragglers import STEPS, Slow, Stragglers
 
@@ -34,10 +36,29 @@ class Watch:
         self._tell, self._ranks = tell, ranks
         self._spikes, self._stragglers = Spikes(), Stragglers(ranks)
         self._compares = ranks > 1 and zero_stage < 3
+        self._odd = OddBatches()
+        self._skews = {what: Skew(what) for what in ("tokens", "targets")} if ranks > 1 else {}
         self._rows: dict[int, dict[int, dict[str, Any]]] = {}  # of steps that not all ranks have told yet
         for record in history[-HISTORY_STEPS:]:
             if not record.get("skipped"):
                 self._spikes.see(record["step"], record["loss"], record["grad_norm"])
+            if "documents" in record:  # not in those that an earlier trainer wrote
+                self._odd.see(record)
+
+    def batch(self, batch: dict[str, Any]) -> None:
+        """Take in what a step's packs hold, as rank 0 tells it before the step is taken."""
+        step, packs = batch["step"], batch["packs"]
+        odd = self._odd.see(batch)
+        if odd:
+            self._tell(
+                State.RUNNING,
+                f"odd batch at step {step}: {'; '.join(map(str, odd))}. Look at its packs: " + named(packs),
+                odd_batch={"step": step, "packs": packs, "odd": [vars(one) for one in odd]},
+            )
+        for what, skew in self._skews.items():
+            verdict = skew.see(step, batch[f"rank_{what}"])
+            if verdict is not None:
+                self._tell_skew(verdict)
 
     def step(self, rank: int, record: dict[str, Any]) -> None:
         """Take in a rank's record of a step, as `Loop.step` made it."""
@@ -79,6 +100,15 @@ class Watch:
                 spike_over=vars(verdict),
             )
 
+    def _tell_skew(self, verdict: Skewed) -> None:
+        ranks = f"rank {verdict.most} has {verdict.share:.0%} more {verdict.what} than rank {verdict.least}"
+        reason = (
+            f"data skew over at step {verdict.step}: {ranks}" if verdict.over
+            else f"data skew at step {verdict.step}: over {WINDOW_STEPS} steps {ranks}; their places are computed all "
+            "the same. Shuffle before packing, or pack more tightly"
+        )  # fmt: skip
+        self._tell(State.RUNNING, reason, data_skew=vars(verdict))
+
     def _tell_slow(self, verdicts: Iterable[Slow]) -> None:
         host = socket.gethostname()  # all ranks are this launcher's children
         for verdict in verdicts:
@@ -88,6 +118,12 @@ class Watch:
                 else f"slow rank {verdict.rank} ({host}) at step {verdict.step}: {slow}"
             )  # fmt: skip
             self._tell(State.RUNNING, reason, slow_rank=vars(verdict) | {"host": host})
+
+
+def named(packs: list[int], most: int = 8) -> str:
+    """Packs by number, the first few of many."""
+    rest = f" and {len(packs) - most} more" if len(packs) > most else ""
+    return ", ".join(map(str, packs[:most])) + rest
 
 
 def _nth(number: int) -> str:
