@@ -299,6 +299,7 @@ class Train(Spec):
             "heartbeat_seconds",
             "hang_seconds",
             "max_restarts",
+            "peak_flops",
         }
     )
     # These came later. As long as they are not set, trainings keep the names that they had without them.
@@ -341,6 +342,8 @@ class Train(Spec):
     # A rank that is silent for so long is taken for hung; a step that is known to take longer counts tenfold.
     hang_seconds: Positive = 120.0
     max_restarts: Annotated[int, Field(ge=0)] = 3
+    # FLOP/s that a rank's device could do at best. With it each step's record has the share that is used (MFU).
+    peak_flops: Positive | None = None
 
     @model_validator(mode="after")
     def _ranks_share_the_batch(self) -> Self:

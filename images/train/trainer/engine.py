@@ -145,6 +145,11 @@ class Engine:
                 found.append((name, float(whole.float().norm()) if whole is not None else 0.0))
         return found
 
+    def sizes(self) -> tuple[int, int]:
+        """Elements of all weights, and of those that are trained, whoever holds them."""
+        counts = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self._engine.module.parameters()]
+        return sum(count for count, _ in counts), sum(count for count, trained in counts if trained)
+
     def probing(self, probe: Probe) -> AbstractContextManager[None]:
         """Have a probe look at what every module answers."""
         return probe.listening(self._engine.module)

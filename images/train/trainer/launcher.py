@@ -27,6 +27,7 @@ from refit.job import JobRun
 from refit.states import State
 from trainer import checkpoints, metrics
 from trainer.checkpoints import Checkpoint
+from trainer.idle import Idle, Idleness
 from trainer.inputs import Inputs
 from trainer.ranks import Ranks
 from trainer.scene import Scene
@@ -63,6 +64,7 @@ class Launcher:
         self._total = scene.step if scene else self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
         self._stop = False
         self._shown, self._told = 0.0, -1
+        self._idleness = Idleness()
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         self.resumed_from: int | None = None
         self.last: dict[str, Any] = {}
@@ -90,7 +92,7 @@ class Launcher:
     def _launch(self, launch: int) -> dict[str, Any]:
         task = self._task()
         log.event("launch", mode=self._mode, ranks=task.ranks, resumed_from=self.resumed_from, dtype=task.dtype)
-        began = time.monotonic()
+        began, self._idleness = time.monotonic(), Idleness()
         asked_at: float | None = None
         with Ranks(task) as ranks:
             while True:
@@ -98,6 +100,9 @@ class Launcher:
                 if result is not None:
                     return result
                 self._show()
+                self._tell_idle(
+                    ranks, self._idleness.see(time.monotonic(), [member.process.pid for member in ranks.members])
+                )
                 if self._stop and self._mode != "train":
                     raise Preempted(f"told to stop; a {self._mode} run keeps nothing, and starts afresh")
                 if self._stop and asked_at is None:
@@ -149,6 +154,7 @@ class Launcher:
                 raise from_exit_code(message["exit_code"], message["message"])
             if kind == "step":
                 self._watch.step(member.number, message)
+                self._tell_idle(ranks, self._idleness.stepped())
             if member.number != 0:
                 continue
             if kind == "batch":
@@ -165,6 +171,10 @@ class Launcher:
                 ranks.wait(LAST_WORDS_SECONDS)
                 return message
         return None
+
+    def _tell_idle(self, ranks: Ranks, idle: Idle | None) -> None:
+        if idle is not None:
+            self._watch.idle(idle, ranks.members[idle.rank].log)
 
     def _check(self, ranks: Ranks) -> dict[str, Any] | None:
         """Look for ranks that hang or have ended; the result again, when it was a rank's last word."""

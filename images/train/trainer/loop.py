@@ -20,12 +20,17 @@ from refit.errors import Diverged, Preempted
 from refit.spec import Skip
 from trainer import checkpoints, metrics, scene, snapshot
 from trainer.batches import Loader, Step
+from trainer.collectives import CLOCK
 from trainer.contents import Contents
 from trainer.engine import Engine
 from trainer.schedule import learning_rate
 from trainer.skips import Skips
 from trainer.task import Task, Wire
+from trainer.usage import Usage
 from trainer.validation import Validator
+
+COMPUTED = frozenset({"forward", "backward", "optimizer"})
+"""Parts of a step in which DeepSpeed has the ranks talk to each other."""
 
 PACKS_TOLD = 256
 """So many of a step's packs are named when their batch is odd."""
@@ -46,6 +51,7 @@ class Loop:
         self._saved_at: int | None = task.step if task.checkpoint else None
         self._saved_when = time.monotonic()
         self._spent: dict[str, float] = {}
+        self._usage = Usage(task, engine.sizes)
         # What is tried out may not be passed over.
         budget = task.train.skip if task.mode in ("train", "replay") else Skip()
         self._skips = Skips(budget, checkpoints.skipped(task.checkpoint) if task.checkpoint else ())
@@ -102,6 +108,7 @@ class Loop:
             **({} if why is None else self._pass_over(number, step, nll, why)),
             "seconds": time.perf_counter() - began, **self._spent,
         }  # fmt: skip
+        record |= self._usage.of(step.tokens, record["seconds"])
         self._spent = {}
         return record
 
@@ -192,11 +199,16 @@ class Loop:
 
     @contextmanager
     def _clock(self, name: str) -> Any:
-        began = time.perf_counter()
+        began, inside = time.perf_counter(), CLOCK.seconds
         try:
             yield
         finally:
-            self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - began
+            spent = {name: time.perf_counter() - began}
+            if name in COMPUTED:  # what the ranks tell each other in it is told apart
+                spent["communication"] = CLOCK.seconds - inside
+                spent[name] -= spent["communication"]
+            for part, seconds in spent.items():
+                self._spent[part] = self._spent.get(part, 0.0) + seconds
 
 
 def _finite(value: float) -> float | None:

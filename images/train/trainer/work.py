@@ -13,7 +13,7 @@ from torch import distributed
 from refit import domains
 from refit.errors import Diverged, PreflightRefused
 from refit.store import store_for
-from trainer import checkpoints, snapshot
+from trainer import checkpoints, collectives, snapshot
 from trainer.batches import Loader
 from trainer.engine import Engine, connect
 from trainer.export import export
@@ -30,6 +30,7 @@ Stopping = Callable[[], bool]
 def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     """Join the other ranks and do the task."""
     rank = int(os.environ["RANK"])
+    collectives.watch()
     connect(task.rendezvous, rank, task.ranks)
     wire.send("beat")
     loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
