@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal
 
-from refit import log
+from refit import files, log
 from refit.errors import (
     BY_EXIT_CODE,
     Infrastructure,
@@ -25,7 +25,7 @@ from refit.errors import (
 )
 from refit.job import JobRun
 from refit.states import State
-from trainer import checkpoints, metrics
+from trainer import checkpoints, metrics, prometheus
 from trainer.checkpoints import Checkpoint
 from trainer.idle import Idle, Idleness
 from trainer.inputs import Inputs
@@ -220,6 +220,9 @@ class Launcher:
                     tokens_per_second=more["tokens_per_second"], seconds_left=more["seconds_left"],
                 )  # fmt: skip
         self._run.progress(self._mode, step, self._total, **more)
+        labels = {"job": self._run.job.id, "pipeline": self._run.job.pipeline, "team": self._run.job.team}
+        lines = prometheus.render(labels, self.last, heartbeat=time.time(), total=self._total)
+        files.write(self._run.folder / prometheus.FILE, lines.encode())
 
     @contextmanager
     def _stopped_by_signals(self) -> Iterator[None]:
