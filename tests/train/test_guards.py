@@ -30,15 +30,31 @@ BUDGET = (
 )
 
 
-def train(house: House, output: str, wrong: list[tuple[int, int, str]], *sets: str, ranks: int = 2) -> tuple[int, str]:
-    """Train with faults: (rank, step, what). Exit code and what was said."""
-    argv = house.argv("run", "--output", house.uri(output), "--ranks", str(ranks), sets=(*BUDGET, *sets))
+def faulty(house: House, arguments: list[str], wrong: list[tuple[int, int, str]]) -> subprocess.CompletedProcess[str]:
+    """Call the trainer with faults in its ranks: (rank, step, what)."""
     told = json.dumps([{"rank": rank, "step": step, "what": what} for rank, step, what in wrong])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", faults.FAULTS: told,
-                   f"{faults.FAULTS}_FOLDER": str(house.root)}  # fmt: skip
-    argv = [sys.executable, faults.__file__, *argv[3:]]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", faults.FAULTS: told, f"{faults.FAULTS}_FOLDER": str(house.root)
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, faults.__file__, *arguments], capture_output=True, text=True, timeout=600, env=environment,
+        check=False,
+    )  # fmt: skip
+
+
+def train(house: House, output: str, wrong: list[tuple[int, int, str]], *sets: str) -> tuple[int, str]:
+    """Train on two ranks with faults. Exit code and what was said."""
+    argv = house.argv("run", "--output", house.uri(output), "--ranks", "2", sets=(*BUDGET, *sets))
+    done = faulty(house, argv[3:], wrong)
     return done.returncode, done.stdout + done.stderr
+
+
+def replay(house: House, output: str, step: int, wrong: list[tuple[int, int, str]]) -> dict[str, Any]:
+    """Take a skipped step again, with faults; the answer."""
+    done = faulty(house, ["replay", house.uri(output), "--step", str(step)], wrong)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def finish(house: House, output: str, wrong: list[tuple[int, int, str]], *sets: str) -> None:
@@ -122,6 +138,11 @@ def test_a_resume_over_a_skipped_step_is_exact_and_remembers_it(house: House, st
         assert house.losses(output.name) == house.losses(name)
         assert same(state(house, output.name, 6), state(house, name, 6))
         assert house.metrics(output.name)[2]["skips"] == 2
+    if stage == 0:
+        again = replay(house, name, 3, wrong)
+        assert (again["replayed"], again["exact"], again["why"]) == (True, True, house.metrics(name)[2]["why"])
+        innocent = replay(house, name, 3, wrong[:1])
+        assert (innocent["replayed"], innocent["exact"]) == (False, True)
     (house.root / f"{name}-from-4/manifest.json").unlink()
     for step in (5, 6):
         shutil.rmtree(house.root / f"{name}-from-4/checkpoints/step-{step}")
