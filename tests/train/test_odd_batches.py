@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import streams
+from test_watch import Told
 
 from refit.domains import Domains
 from refit.packed import Header, Packed
@@ -16,6 +17,7 @@ from trainer.batches import Loader
 from trainer.contents import LEAST_TOKENS, RECENT_STEPS, Contents, hashed
 from trainer.odd_batches import PATIENCE_STEPS, TOLD, WARM_STEPS, OddBatches
 from trainer.skew import LIMIT, WINDOW_STEPS, Skew
+from trainer.watch import Watch
 
 
 def told(batches: list[dict[str, Any]]) -> list[int]:
@@ -149,3 +151,20 @@ def test_packs_are_counted_for_the_rank_that_learns_from_them() -> None:
     (mine, _), step = made.by_rank(made.packs_of(0)), made.step(0)
     own = np.concatenate(step.micro)
     assert mine == [20 * 4 + 4 * (5 in own), 20 * 4 + 4 * (5 not in own)]
+
+
+def test_the_launcher_names_the_packs_of_an_odd_batch_and_the_ranks_of_a_skew() -> None:
+    told = Told()
+    watch = Watch(told, ranks=2, zero_stage=0, history=[{**batch(step), "skipped": True} for step in range(100)])
+    for step in range(100, 100 + WINDOW_STEPS + 20):
+        own = {"duplicates": 0.7} if step == 150 else {}
+        dealt = {"rank_tokens": [2500, 2500], "rank_targets": [400, 600], "packs": list(range(step, step + 12))}
+        watch.batch({**batch(step, **own), **dealt})
+    odd, skew = told
+    assert odd["reason"] == (
+        "odd batch at step 150: 70% documents that came before, usually 0%. "
+        "Look at its packs: 150, 151, 152, 153, 154, 155, 156, 157 and 4 more"
+    )
+    assert odd["odd_batch"]["packs"] == list(range(150, 162))
+    assert skew["reason"].startswith("data skew at step 200: over 100 steps rank 1 has 40% more targets than rank 0")
+    assert (skew["data_skew"]["most"], skew["data_skew"]["least"]) == (1, 0)
