@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from refit import domains
 from refit.errors import Diverged, Preempted
 from refit.spec import Skip
 from trainer import checkpoints, metrics, scene, snapshot
-from trainer.batches import Loader, Step
+from trainer.batches import Batch, Loader, Step
 from trainer.collectives import CLOCK
 from trainer.contents import Contents
 from trainer.engine import Engine
@@ -85,7 +85,7 @@ class Loop:
             step = self._loader.step(number)
             holds = self._look_into(number, step)
         nll = 0.0
-        for index, batch in enumerate(self._loader.batches(step), start=1):
+        for index, batch in enumerate(self._batches(step), start=1):
             with self._clock("forward"):
                 loss = self._engine.loss(batch)
             with self._clock("backward"):
@@ -111,6 +111,16 @@ class Loop:
         record |= self._usage.of(step.tokens, record["seconds"])
         self._spent = {}
         return record
+
+    def _batches(self, step: Step) -> Iterator[Batch]:
+        """This rank's micro batches; getting them from the disk is waiting for data as well."""
+        batches = self._loader.batches(step)
+        while True:
+            with self._clock("data"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def _look_into(self, number: int, step: Step) -> dict[str, Any]:
         """What the step's packs hold, for rank 0's record; the launcher is told before anything is learnt from them."""
