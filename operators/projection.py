@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -104,11 +104,19 @@ def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: st
     train = job.spec.train
     devices = train.nodes * train.gpus_per_node if job.kind in ("trial", "smoke", "train", "early") else 0
     facts = json.dumps(manifest.facts, default=str) if manifest else None
-    hosts = [event["reason"].rsplit(" on ", 1)[-1] for event in events if " on " in str(event.get("reason"))]
+    hosts = [host for event in events if (host := host_of(event))]
     database.execute(
         query("project_state"),
         {"job": job.id, "facts": facts, "devices": devices, "host": hosts[-1] if hosts else None},
     )
+
+
+def host_of(event: Mapping[str, Any]) -> str | None:
+    """The machine that an event says the job is on; older ones have no `node`, and say it at the end of a reason."""
+    if "node" in event:
+        return str(event["node"])
+    before, on, host = str(event.get("reason")).rpartition(" on ")
+    return host if on and before.startswith("attempt ") else None
 
 
 def _quietly(write: Any) -> bool:

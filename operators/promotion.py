@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from operators import registry, run
+from operators import curves, registry, run
 from operators.controller import Controller
 from operators.links import MLflowLink
 from refit.manifest import MANIFEST, Manifest
@@ -55,10 +55,15 @@ class RegistryOperator(BaseOperator):
             raise AirflowSkipException("there is no release to register")
         release = run.read_release(self.release)
         self.pipeline = release.pipeline
-        registry.register(release, manifests=self._manifests())
+        registry.register(release, manifests=self._manifests(), steps=self._steps())
         aliases = mirror_aliases(release.pipeline, challenger=release.id)
         self.log.info("MLflow's aliases of %s: %s", release.pipeline, aliases)
         return self.release
+
+    def _steps(self) -> list[dict[str, Any]]:
+        """The steps of the training that made the release."""
+        place = (self.made_by.get("training") or "").removesuffix("/" + MANIFEST)
+        return curves.read(place) if place else []
 
     def _manifests(self) -> dict[str, Manifest]:
         found = {}

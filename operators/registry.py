@@ -19,13 +19,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from operators import curves
 from refit import log
 from refit.errors import BadInput, ServerUnavailable
 from refit.manifest import Manifest
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 RELEASE = "refit.release"
+CURVES = "refit.steps"
+"""The tag of a run whose training's steps are all in it: the last one's number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +56,15 @@ class Registered:
     run: str
 
 
-def register(release: Release, manifests: Mapping[str, Manifest] | None = None) -> Registered:
+def register(
+    release: Release, manifests: Mapping[str, Manifest] | None = None, steps: Sequence[Mapping[str, Any]] = ()
+) -> Registered:
     """The version of a release; made at the first call, completed (tags, manifests, scores) at later ones.
 
     Args:
         release: what to register, under its line's name.
         manifests: what made and judged it, by role (dataset, training, evaluation, comparison).
+        steps: the records of its training's steps, for the curves of its run.
 
     Raises:
         BadInput: the model's folder is not there, or no MLflow is named.
@@ -83,6 +89,7 @@ def register(release: Release, manifests: Mapping[str, Manifest] | None = None) 
             client.set_tag(run.info.run_id, name, value)
         for name, score in scores_of(known).items():
             client.log_metric(run.info.run_id, name, score)
+        _log_curves(client, run, curves.points(steps))
         documents = {role: json.loads(manifest.model_dump_json()) for role, manifest in known.items()}
         for role, document in {"release": release.model_dump(mode="json"), **documents}.items():
             client.log_dict(run.info.run_id, document, f"manifests/{role}.json")
@@ -198,6 +205,19 @@ def _run_of(client: MlflowClient, release: Release) -> Run:
     number = experiment.experiment_id if experiment else client.create_experiment(release.pipeline, place)
     found = client.search_runs([number], f"tags.`{RELEASE}` = '{release.id}'", max_results=1)
     return found[0] if found else client.create_run(number, tags={RELEASE: release.id}, run_name=release.id)
+
+
+def _log_curves(client: MlflowClient, run: Run, points: Sequence[curves.Point]) -> None:
+    """Put curves into a run; after a try that died half-way all of them again, which are the same points."""
+    if not points or CURVES in run.data.tags:
+        return
+    from mlflow.entities import Metric
+
+    began = run.info.start_time
+    for first in range(0, len(points), curves.BATCH):
+        batch = [Metric(one.key, one.value, began + one.at, one.step) for one in points[first : first + curves.BATCH]]
+        client.log_batch(run.info.run_id, metrics=batch)
+    client.set_tag(run.info.run_id, CURVES, str(points[-1].step))
 
 
 def _source(client: MlflowClient, run: Run, release: Release) -> str:

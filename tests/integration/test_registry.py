@@ -218,3 +218,21 @@ def test_without_a_server_the_message_says_which(line: str, monkeypatch: pytest.
 def _aliases(line: str) -> tuple[str | None, ...]:
     found = (registry.model_of(line, alias) for alias in ("champion", "previous", "challenger"))
     return tuple(it.release if it else None for it in found)
+
+
+def test_a_training_s_steps_are_the_curves_of_the_run(server: Server, line: str):
+    """More points than MLflow takes in a call; registered twice, as by a retry, each is there once."""
+    steps = [
+        {"step": step, "loss": 2.0 / step, "lr": 1e-3, "grad_norm": None, "seconds": 0.5} for step in range(1, 401)
+    ]
+    steps[9]["loss"] = None
+    it = release(server, line)
+    found = registry.register(it, {"training": TRAINING}, steps)
+    mlflow = client(server)
+    mlflow.delete_tag(found.run, registry.CURVES)  # as if the first try had died before it
+    registry.register(it, {"training": TRAINING}, steps)
+    losses = mlflow.get_metric_history(found.run, "train/loss")
+    assert [point.step for point in losses] == [step for step in range(1, 401) if step != 10]
+    assert losses[-1].value == steps[-1]["loss"]
+    assert losses[-1].timestamp - losses[0].timestamp == 399 * 500
+    assert mlflow.get_metric_history(found.run, "train/grad_norm") == []

@@ -61,7 +61,9 @@ def training_fingerprint(train: BaseModel, *, dataset: str, base: str) -> str:
 
     The operator computes it to find the folder, the trainer to check that the folder is its own.
     """
-    spec = train.model_dump(mode="json", exclude=set(getattr(train, "not_in_fingerprint", ())))
+    later: frozenset[str] = getattr(train, "not_in_fingerprint_unless_set", frozenset())
+    unset = {name for name in later if getattr(train, name) == type(train).model_fields[name].default}
+    spec = train.model_dump(mode="json", exclude=set(getattr(train, "not_in_fingerprint", ())) | unset)
     return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base})
 
 

@@ -158,7 +158,9 @@ def run(job: Job, handler: Handler) -> Manifest:
     log.bind(job=job.id)
     folder = _folder_of(job.output, store)
     running = JobRun(job, folder)
-    running.event(State.RUNNING, f"attempt {job.attempt} on {socket.gethostname()}", pid=os.getpid())
+    running.event(
+        State.RUNNING, f"attempt {job.attempt} on {socket.gethostname()}", pid=os.getpid(), node=socket.gethostname()
+    )
     running.progress("start", 0, 1)
     try:
         manifest = running.commit(handler(running))

@@ -296,6 +296,17 @@ class Early(Spec):
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
 
 
+class Skip(Spec):
+    """Steps that may be passed over because their loss or gradient is not finite. Each leaves its scene, and no trace.
+
+    With a `budget` of 0 the first one ends the training as diverged. So does one more than `budget` in all, or one more
+    than `in_a_row` without a good step between them.
+    """
+
+    budget: Annotated[int, Field(ge=0, le=100_000)] = 0
+    in_a_row: Count = 3
+
+
 class Train(Spec):
     """How the model learns.
 
@@ -318,8 +329,11 @@ class Train(Spec):
             "heartbeat_seconds",
             "hang_seconds",
             "max_restarts",
+            "peak_flops",
         }
     )
+    # These came later. As long as they are not set, trainings keep the names that they had without them.
+    not_in_fingerprint_unless_set: ClassVar[frozenset[str]] = frozenset({"skip"})
 
     base: Uri
     method: Literal["full", "lora"] = form(
@@ -353,12 +367,15 @@ class Train(Spec):
     validation: Validation = Validation()
     early: Early = Early()
     overfit: Overfit = Overfit()
+    skip: Skip = Skip()
     smoke_steps: Count = 3
     smoke_minutes: Positive = 10.0
     heartbeat_seconds: Positive = 2.0
     # A rank that is silent for so long is taken for hung; a step that is known to take longer counts tenfold.
     hang_seconds: Positive = 120.0
     max_restarts: Annotated[int, Field(ge=0)] = 3
+    # FLOP/s that a rank's device could do at best. With it each step's record has the share that is used (MFU).
+    peak_flops: Positive | None = None
 
     @model_validator(mode="after")
     def _ranks_share_the_batch(self) -> Self:

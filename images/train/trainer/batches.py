@@ -71,11 +71,21 @@ class Loader:
         """Packs in an epoch."""
         return self.split.header.packs
 
+    def packs_of(self, number: int) -> NDArray[np.int64]:
+        """The packs of step `number` (from 0), of all ranks, in order."""
+        per_step = self._train.micro_batch * self._train.accumulation
+        return packs_of_step(number, per_step=per_step, packs=self.split.header.packs, seed=self._train.seed)
+
+    def by_rank(self, packs: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+        """Tokens and targets that each rank is given of a step's packs."""
+        tokens = np.count_nonzero(self.split.segments[packs], axis=1)
+        targets = np.count_nonzero(self.split.mask[packs][:, 1:], axis=1)
+        dealt = np.stack([tokens, targets]).reshape(2, -1, self._ranks, self._train.micro_batch).sum(axis=(1, 3))
+        return dealt[0].tolist(), dealt[1].tolist()
+
     def step(self, number: int) -> Step:
         """Step `number` (from 0)."""
-        train = self._train
-        per_step = train.micro_batch * train.accumulation
-        packs = packs_of_step(number, per_step=per_step, packs=self.split.header.packs, seed=train.seed)
+        train, packs = self._train, self.packs_of(number)
         micro = packs.reshape(train.accumulation, train.micro_batch)
         mask = self.split.mask[packs][:, 1:]
         return Step(

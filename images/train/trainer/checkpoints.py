@@ -82,6 +82,11 @@ def best(uri: str) -> dict[str, Any] | None:
     return found
 
 
+def skipped(uri: str) -> list[int]:
+    """The steps up to a checkpoint that were passed over because they were not finite."""
+    return list(store_for(uri).require(uri, KIND).facts.get("skipped", ()))
+
+
 def faults(uri: str, manifest: Manifest) -> list[str]:
     """What is wrong with a checkpoint, in words; empty when it is whole."""
     try:

@@ -10,7 +10,7 @@ from refit.errors import BadInput
 from refit.job import EVENTS, STATUS, Job, read_events
 from refit.manifest import MANIFEST
 from refit.store import join, store_for
-from trainer import checkpoints, cli_bases, cli_plan, tried
+from trainer import checkpoints, cli_bases, cli_plan, metrics, prometheus, tried
 from trainer import cli_work as work
 from trainer.stage import HANDLERS
 
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("status", help="how far a training is")
     one.add_argument("output", metavar="OUTPUT", help="address of the training's folder")
     one.add_argument("--watch", action="store_true", help="look on until it has ended; Ctrl-C ends only the looking on")
+    one.add_argument("--prometheus", action="store_true", help="print the last step's figures as Prometheus reads them")
     one.set_defaults(command=_status)
 
     one = commands.add_parser(
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "whether the steps before it gave the same losses; where they did not, look at the machine.",
     )
     one.add_argument("output", metavar="OUTPUT", help="address of the training's folder")
+    one.add_argument("--step", metavar="N", type=int, help="a step that was skipped; default: the one that ended it")
     one.set_defaults(command=_replay)
 
     one = commands.add_parser(
@@ -126,7 +128,7 @@ def _export(arguments: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _status(arguments: argparse.Namespace) -> dict[str, Any]:
+def _status(arguments: argparse.Namespace) -> dict[str, Any] | None:
     import json
 
     output = work.uri(arguments.output)
@@ -139,6 +141,15 @@ def _status(arguments: argparse.Namespace) -> dict[str, Any]:
         raise BadInput(f"{output}: no job has run there. Give the exact output folder.")
     events = read_events(store.read(join(output, EVENTS)).decode(errors="replace"))
     status = json.loads(store.read(join(output, STATUS))) if store.exists(join(output, STATUS)) else {}
+    if arguments.prometheus:
+        record: dict[str, Any] = next(reversed(metrics.Tail(output).read()), {})
+        made = Job.load(join(output, "job.json"))
+        labels = {"job": made.id, "pipeline": made.pipeline, "team": made.team}
+        told = prometheus.render(
+            labels, record, heartbeat=float(status.get("heartbeat") or 0), total=made.spec.train.max_steps
+        )
+        print(told, end="")
+        return None
     last = events[-1] if events else {}
     return {
         "output": output,
@@ -156,7 +167,7 @@ def _replay(arguments: argparse.Namespace) -> dict[str, Any]:
     output = work.uri(arguments.output)
     place = join(output, "replay")
     made = Job.load(join(output, "job.json")).model_copy(
-        update={"id": "replay", "kind": "replay", "output": place, "options": {"of": output}}
+        update={"id": "replay", "kind": "replay", "output": place, "options": {"of": output, "step": arguments.step}}
     )
     store_for(place).remove(place)  # each asking is a trial of its own
     made.save()

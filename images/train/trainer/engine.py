@@ -107,6 +107,28 @@ class Engine:
             raise Diverged("the gradient is not finite; the optimizer step was not taken")
         return norm
 
+    def skip(self) -> None:
+        """Pass over a step after its last `backward`: nothing is learnt from it, and nothing is left of its gradients.
+
+        Also after an `update` that raised Diverged.
+        """
+        stage = self._train.zero_stage
+        if stage == 0:
+            self._engine.zero_grad()
+            self._engine.micro_steps += 1  # which tells where an accumulation ends
+        elif not self._cleared:
+            # A loss may be infinite while its gradient is not. DeepSpeed throws a step away whole, whatever it has
+            # accumulated where, when it is not finite: so it is made to.
+            for pieces in self._engine.optimizer.averaged_gradients.values():
+                for piece in pieces or ():
+                    piece.fill_(math.nan)
+            self._engine.step()
+            if not self._engine.optimizer.overflow:
+                raise AssertionError("DeepSpeed took a step that was to be skipped")
+        self._cleared = False
+        if fragments.is_fresh(self._engine, stage):
+            fragments.prepare(self._engine, stage, 0)  # for a checkpoint before the first step that is taken
+
     def gradient_norms(self) -> list[tuple[str, float]]:
         """Name and norm of each trained parameter's gradient before the update; all ranks together.
 
@@ -122,6 +144,11 @@ class Engine:
                 whole = parameter.grad if self._train.zero_stage == 0 else safe_get_full_grad(parameter)
                 found.append((name, float(whole.float().norm()) if whole is not None else 0.0))
         return found
+
+    def sizes(self) -> tuple[int, int]:
+        """Elements of all weights, and of those that are trained, whoever holds them."""
+        counts = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self._engine.module.parameters()]
+        return sum(count for count, _ in counts), sum(count for count, trained in counts if trained)
 
     def probing(self, probe: Probe) -> AbstractContextManager[None]:
         """Have a probe look at what every module answers."""

@@ -57,6 +57,11 @@ def prepare(engine: Any, stage: int, steps: int) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
+def is_fresh(engine: Any, stage: int) -> bool:
+    """Whether an engine's optimizer has no state yet: it has taken no step, and was not made ready."""
+    return not (engine.optimizer if stage == 0 else engine.optimizer.optimizer).state
+
+
 def settle(engine: Any, stage: int, pieces: Sequence[Fragment], whole: Callable[[str, int], Tensor]) -> None:
     """Let the weights that are computed with follow the pieces that were filled; `whole` gives all of a parameter."""
     trained = [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad]

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 LIBRARY = "libnvidia-ml.so.1"
-_UNCORRECTED, _SINCE_BOOT = 1, 0
+_UNCORRECTED, _SINCE_BOOT, _OF_THE_GPU = 1, 0, 0
 _NOT_SUPPORTED = 3
 
 
@@ -83,6 +83,46 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         remap_pending=bool(rows[2].value) if _told(remap, f"card {index}: remapped rows") else None,
         remap_failed=bool(rows[3].value) if remap == 0 else None,
     )  # fmt: skip
+
+
+class Meter:
+    """Looks at one card again and again: NVML is asked as long as this lives."""
+
+    def __init__(self, nvml: Any, card: Any) -> None:
+        self._nvml, self._card = nvml, card
+
+    @classmethod
+    def of(cls, index: int, library: Any = None) -> Meter | None:
+        """Of the card with that number; None where there is no driver or no such card."""
+        try:
+            nvml = library or ctypes.CDLL(LIBRARY)
+            card = ctypes.c_void_p()
+            _check(nvml.nvmlInit_v2(), "nvmlInit")
+            _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card)), f"card {index}")
+        except OSError:
+            return None
+        return cls(nvml, card)
+
+    def read(self) -> dict[str, float]:
+        """What the card tells now: `utilisation` (share of the last second in which it computed at all), `temperature`
+        in degrees Celsius, `power` in watts, `device_memory` in bytes."""
+        rates, memory = _Rates(), _Memory()
+        heat, power = ctypes.c_uint(), ctypes.c_uint()
+        ask, card = self._nvml, self._card
+        told: dict[str, float] = {}
+        if ask.nvmlDeviceGetUtilizationRates(card, ctypes.byref(rates)) == 0:
+            told["utilisation"] = rates.gpu / 100
+        if ask.nvmlDeviceGetTemperature(card, _OF_THE_GPU, ctypes.byref(heat)) == 0:
+            told["temperature"] = float(heat.value)
+        if ask.nvmlDeviceGetPowerUsage(card, ctypes.byref(power)) == 0:
+            told["power"] = power.value / 1000
+        if ask.nvmlDeviceGetMemoryInfo(card, ctypes.byref(memory)) == 0:
+            told["device_memory"] = float(memory.used)
+        return told
+
+
+class _Rates(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
 def _told(code: int, what: str) -> bool:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal
 
-from refit import log
+from refit import files, log
 from refit.errors import (
     BY_EXIT_CODE,
     Infrastructure,
@@ -25,8 +25,9 @@ from refit.errors import (
 )
 from refit.job import JobRun
 from refit.states import State
-from trainer import checkpoints, metrics, tried
+from trainer import checkpoints, metrics, prometheus, tried
 from trainer.checkpoints import Checkpoint
+from trainer.idle import Idle, Idleness
 from trainer.inputs import Inputs
 from trainer.ranks import Ranks
 from trainer.scene import Scene
@@ -64,6 +65,7 @@ class Launcher:
         self._stop = False
         self._phase: str | None = None
         self._shown, self._told = 0.0, -1
+        self._idleness = Idleness()
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         self.resumed_from: int | None = None
         self.last: dict[str, Any] = {}
@@ -93,7 +95,7 @@ class Launcher:
     def _launch(self, launch: int) -> dict[str, Any]:
         task = self._task()
         log.event("launch", mode=self._mode, ranks=task.ranks, resumed_from=self.resumed_from, dtype=task.dtype)
-        began = time.monotonic()
+        began, self._idleness = time.monotonic(), Idleness()
         asked_at: float | None = None
         with Ranks(task) as ranks:
             while True:
@@ -101,6 +103,9 @@ class Launcher:
                 if result is not None:
                     return result
                 self._show()
+                self._tell_idle(
+                    ranks, self._idleness.see(time.monotonic(), [member.process.pid for member in ranks.members])
+                )
                 if self._stop and self._mode != "train":
                     raise Preempted(f"told to stop; a {self._mode} run keeps nothing, and starts afresh")
                 if self._stop and asked_at is None:
@@ -150,9 +155,12 @@ class Launcher:
                 raise from_exit_code(message["exit_code"], message["message"])
             if kind == "step":
                 self._watch.step(member.number, message)
+                self._tell_idle(ranks, self._idleness.stepped())
             if member.number != 0:
                 continue
-            if kind == "step":
+            if kind == "batch":
+                self._watch.batch(message)
+            elif kind == "step":
                 self.last = message
                 self._recent.append((message["tokens"], message["seconds"]))
                 if "validation_loss" in message:
@@ -167,6 +175,10 @@ class Launcher:
                 ranks.wait(LAST_WORDS_SECONDS)
                 return message
         return None
+
+    def _tell_idle(self, ranks: Ranks, idle: Idle | None) -> None:
+        if idle is not None:
+            self._watch.idle(idle, ranks.members[idle.rank].log)
 
     def _check(self, ranks: Ranks) -> dict[str, Any] | None:
         """Look for ranks that hang or have ended; the result again, when it was a rank's last word."""
@@ -212,6 +224,9 @@ class Launcher:
                     tokens_per_second=more["tokens_per_second"], seconds_left=more["seconds_left"],
                 )  # fmt: skip
         self._run.progress(self._mode, step, self._total, **more)
+        labels = {"job": self._run.job.id, "pipeline": self._run.job.pipeline, "team": self._run.job.team}
+        lines = prometheus.render(labels, self.last, heartbeat=time.time(), total=self._total)
+        files.write(self._run.folder / prometheus.FILE, lines.encode())
 
     @contextmanager
     def _stopped_by_signals(self) -> Iterator[None]:

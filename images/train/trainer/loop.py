@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import distributed
 
+from refit import domains
 from refit.errors import Diverged, Preempted
-from trainer import metrics, scene, snapshot
-from trainer.batches import Loader, Step
+from refit.spec import Skip
+from trainer import checkpoints, metrics, scene, snapshot
+from trainer.batches import Batch, Loader, Step
+from trainer.collectives import CLOCK
+from trainer.contents import Contents
 from trainer.engine import Engine
 from trainer.schedule import learning_rate
+from trainer.skips import Skips
 from trainer.task import Task, Wire
+from trainer.usage import Usage
 from trainer.validation import Validator
+
+COMPUTED = frozenset({"forward", "backward", "optimizer"})
+"""Parts of a step in which DeepSpeed has the ranks talk to each other."""
+
+PACKS_TOLD = 256
+"""So many of a step's packs are named when their batch is odd."""
 
 
 class Loop:
@@ -34,15 +46,21 @@ class Loop:
         self._engine, self._loader, self._task, self._wire = engine, loader, task, wire
         self._stopping, self._validator = stopping, validator
         self._rank = distributed.get_rank()
+        if self._rank == 0:
+            self._contents = Contents(loader, domains.read(task.dataset, "train"))
         self._saved_at: int | None = task.step if task.checkpoint else None
         self._saved_when = time.monotonic()
         self._spent: dict[str, float] = {}
+        self._usage = Usage(task, engine.sizes)
+        # What is tried out may not be passed over.
+        budget = task.train.skip if task.mode in ("train", "replay") else Skip()
+        self._skips = Skips(budget, checkpoints.skipped(task.checkpoint) if task.checkpoint else ())
 
     def run(self, step: int, until: int) -> dict[str, Any]:
         """Take the steps from `step` (finished ones) to `until`, saving as the spec says; returns the last record.
 
         Raises:
-            Diverged: a loss or a gradient is not finite; its scene is in scene.json.
+            Diverged: a loss or a gradient is not finite, and it may not be skipped; its scene is in scene.json.
             Preempted: the launcher was told to stop; everything up to here is in a checkpoint.
         """
         record: dict[str, Any] = {}
@@ -65,8 +83,9 @@ class Loop:
         began = time.perf_counter()
         with self._clock("data"):
             step = self._loader.step(number)
+            holds = self._look_into(number, step)
         nll = 0.0
-        for index, batch in enumerate(self._loader.batches(step), start=1):
+        for index, batch in enumerate(self._batches(step), start=1):
             with self._clock("forward"):
                 loss = self._engine.loss(batch)
             with self._clock("backward"):
@@ -75,20 +94,60 @@ class Loop:
             self._wire.send("beat")
         with self._clock("wait"):
             nll, bad = self._agree(nll)
-        if bad:
-            raise self._diverged(number, step, nll, "the loss is not finite")
-        rate = learning_rate(self._task.train, number)
-        try:
-            with self._clock("optimizer"):
-                norm = self._engine.update(rate)
-        except Diverged as error:
-            raise self._diverged(number, step, nll, str(error)) from error
+        rate, norm = learning_rate(self._task.train, number), math.nan
+        why = "the loss is not finite" if bad else None
+        if why is None:
+            try:
+                with self._clock("optimizer"):
+                    norm = self._engine.update(rate)
+            except Diverged as error:
+                why = str(error)
         record = {
-            "step": number + 1, "loss": nll / step.weight, "grad_norm": norm, "lr": rate,
-            "tokens": step.tokens, "targets": step.targets, "seconds": time.perf_counter() - began, **self._spent,
+            "step": number + 1, "loss": _finite(nll / step.weight), "grad_norm": _finite(norm), "lr": rate,
+            "tokens": step.tokens, "targets": step.targets, **holds,
+            **({} if why is None else self._pass_over(number, step, nll, why)),
+            "seconds": time.perf_counter() - began, **self._spent,
         }  # fmt: skip
+        record |= self._usage.of(step.tokens, record["seconds"])
         self._spent = {}
         return record
+
+    def _batches(self, step: Step) -> Iterator[Batch]:
+        """This rank's micro batches; getting them from the disk is waiting for data as well."""
+        batches = self._loader.batches(step)
+        while True:
+            with self._clock("data"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _look_into(self, number: int, step: Step) -> dict[str, Any]:
+        """What the step's packs hold, for rank 0's record; the launcher is told before anything is learnt from them."""
+        if self._rank > 0:
+            return {}
+        holds = self._contents.of(number, step)
+        tokens, targets = self._loader.by_rank(step.packs)
+        self._wire.send(
+            "batch", step=number + 1, tokens=step.tokens, targets=step.targets, rank_tokens=tokens,
+            rank_targets=targets, packs=step.packs[:PACKS_TOLD].tolist(), **holds,
+        )  # fmt: skip
+        return holds
+
+    def _pass_over(self, number: int, step: Step, nll: float, why: str) -> dict[str, Any]:
+        """Skip a step that is not finite, keeping its scene; what its record says of that.
+
+        Raises:
+            Diverged: the budget does not allow it.
+        """
+        if not self._skips.spend(number + 1):
+            raise self._diverged(number, step, nll, why)
+        facts = self._facts(number, step, nll, why)
+        if self._rank == 0:
+            scene.keep_skipped(self._task.folder, facts, step.packs.tolist(), self._loader.split)
+        with self._clock("optimizer"):
+            self._engine.skip()
+        return {"skipped": True, "why": why, "skips": len(self._skips.steps)}
 
     def _look(self, step: int, until: int, record: dict[str, Any]) -> bool:
         """Put the loss on the validation split into the record, where it is time to look; whether it is the lowest."""
@@ -111,7 +170,9 @@ class Loop:
         self._wire.send("beat")
         with self._clock("save"):
             best = self._validator.best if self._validator else None
-            facts = {"dtype": self._task.dtype, "best": best.as_dict() if best else None}
+            facts: dict[str, Any] = {"dtype": self._task.dtype, "best": best.as_dict() if best else None}
+            if self._skips.steps:
+                facts["skipped"] = self._skips.steps
             snapshot.save(self._engine, self._task, step, facts, best.step if best else None)
         self._saved_at, self._saved_when = step, time.monotonic()
         self._wire.send("saved", step=step)
@@ -129,24 +190,37 @@ class Loop:
         self._stop, self._due = bool(votes[2] > 0), bool(votes[3] > 0)
         return float(votes[0]), bool(votes[1] > 0)
 
-    def _diverged(self, number: int, step: Step, nll: float, why: str) -> Diverged:
-        facts = {
+    def _facts(self, number: int, step: Step, nll: float, why: str) -> dict[str, Any]:
+        return {
             "step": number + 1, "why": why, "loss": str(nll / step.weight), "checkpoint": self._saved_at,
             "learning_rate": learning_rate(self._task.train, number),
             "gradient_norms": scene.by_layer(self._engine.gradient_norms()),
         }  # fmt: skip
+
+    def _diverged(self, number: int, step: Step, nll: float, why: str) -> Diverged:
+        facts = self._facts(number, step, nll, why)
         if self._rank == 0:
             scene.keep(self._task.folder, facts, step.packs.tolist(), self._loader.split)
         return Diverged(
             f"step {number + 1}: {why}. The scene is in {scene.SCENE}; the last checkpoint is of step "
             f"{self._saved_at}. `trainer replay` takes the step again and says where it begins; or lower "
-            "train.learning_rate."
+            f"train.learning_rate.{self._skips.told}"
         )
 
     @contextmanager
     def _clock(self, name: str) -> Any:
-        began = time.perf_counter()
+        began, inside = time.perf_counter(), CLOCK.seconds
         try:
             yield
         finally:
-            self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - began
+            spent = {name: time.perf_counter() - began}
+            if name in COMPUTED:  # what the ranks tell each other in it is told apart
+                spent["communication"] = CLOCK.seconds - inside
+                spent[name] -= spent["communication"]
+            for part, seconds in spent.items():
+                self._spent[part] = self._spent.get(part, 0.0) + seconds
+
+
+def _finite(value: float) -> float | None:
+    """A number for a record: JSON has no NaN."""
+    return value if math.isfinite(value) else None

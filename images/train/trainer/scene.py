@@ -3,6 +3,8 @@
 scene.json   the step, why it was given up, its packs, loss and learning rate, the checkpoint before it, the norm of
              the gradient layer by layer
 scene.npz    tokens, segments and mask of its packs, as the dataset has them
+
+A step that was skipped (`train.skip`) leaves the same as scenes/step-N.json and .npz; the newest few are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from refit.errors import BadInput
 from refit.packed import Packed
 from refit.store import join, store_for
 
-SCENE, ARRAYS = "scene.json", "scene.npz"
+SCENE = "scene.json"
+SKIPPED = "scenes"
+KEPT = 16
+"""So many scenes of skipped steps are kept: the newest."""
+
 _DEPTH = ("layers", "h", "blocks")
 """What a list of layers is called in models."""
 
@@ -36,27 +42,39 @@ class Scene:
     checkpoint: int | None
 
 
-def keep(folder: Path, facts: Mapping[str, Any], packs: Iterable[int], split: Packed) -> None:
+def keep(
+    folder: Path, facts: Mapping[str, Any], packs: Iterable[int], split: Packed, *, name: str = Path(SCENE).stem
+) -> None:
     """Write a scene; `facts` are scene.json's."""
     own = list(packs)
     arrays = io.BytesIO()
     np.savez_compressed(
         arrays, packs=np.array(own), tokens=split.tokens[own], segments=split.segments[own], mask=split.mask[own]
     )
-    files.write(folder / ARRAYS, arrays.getvalue())
-    files.write(folder / SCENE, json.dumps({**facts, "packs": own}, indent=1).encode())
+    files.write(folder / f"{name}.npz", arrays.getvalue())
+    files.write(folder / f"{name}.json", json.dumps({**facts, "packs": own}, indent=1).encode())
 
 
-def read(output: str) -> Scene:
-    """The scene of a training.
+def keep_skipped(folder: Path, facts: Mapping[str, Any], packs: Iterable[int], split: Packed) -> None:
+    """Write the scene of a step that was skipped, beside those of the others."""
+    keep(folder / SKIPPED, facts, packs, split, name=f"step-{facts['step']}")
+    known = sorted((folder / SKIPPED).glob("step-*.json"), key=lambda path: int(path.stem.removeprefix("step-")))
+    for old in known[:-KEPT]:
+        old.unlink()
+        old.with_suffix(".npz").unlink(missing_ok=True)
+
+
+def read(output: str, step: int | None = None) -> Scene:
+    """The scene of the step that ended a training, or of one that it skipped.
 
     Raises:
         BadInput: it has none.
     """
-    place = join(output, SCENE)
+    name = SCENE if step is None else f"{SKIPPED}/step-{step}.json"
+    place = join(output, name)
     store = store_for(place)
     if not store.exists(place):
-        raise BadInput(f"{output}: there is no {SCENE}, so no step was given up there; nothing to take again.")
+        raise BadInput(f"{output}: there is no {name}, so no step was given up there; nothing to take again.")
     found = json.loads(store.read(place))
     return Scene(int(found["step"]), str(found["why"]), found["checkpoint"])
 

@@ -114,7 +114,7 @@ def train(run: JobRun) -> Manifest:
         export = run.folder / "export"
         records = metrics.read(run.folder)
         tokens, steps = sum(record["tokens"] for record in records), len(records)
-        facts = {"steps": steps, "loss": records[-1]["loss"], "tokens": tokens, "pipeline": run.spec.name}
+        facts = {"steps": steps, "loss": _last_loss(records), "tokens": tokens, "pipeline": run.spec.name}
         model = publish(export / "model", "model", inputs, facts, below=join(run.job.store, "models"))
         lay_card(model[0], run.job, inputs, facts)
         outputs = {"model": model[0]}
@@ -150,13 +150,13 @@ def early(run: JobRun) -> Manifest:
 
 
 def replay(run: JobRun) -> Manifest:
-    """Take a step again that a training gave up; options: `of`, the training's folder.
+    """Take a step again that a training gave up; options: `of`, the training's folder, `step`, if it skipped it.
 
     Raises:
         BadInput: that training gave no step up.
     """
     output = str(run.job.options["of"])
-    scene, inputs = scenes.read(output), locate(run.job)
+    scene, inputs = scenes.read(output, run.job.options.get("step")), locate(run.job)
     with writer.sole(run.folder, run.job.output) as token:
         launcher = Launcher(run, inputs, mode="replay", dtype=arithmetic(run.spec.train), token=token, scene=scene)
         found = launcher.supervise()
@@ -164,6 +164,11 @@ def replay(run: JobRun) -> Manifest:
     first = launcher.resumed_from or 0
     exact = found.pop("losses") == [before.get(step) for step in range(first + 1, scene.step)]
     return _manifest("replay", inputs, facts={"step": scene.step, "why": scene.why, "exact": exact, **found})
+
+
+def _last_loss(records: list[dict[str, Any]]) -> float | None:
+    """Of the last step that was not skipped."""
+    return next((record["loss"] for record in reversed(records) if not record.get("skipped")), None)
 
 
 def _metrics(output: str) -> str:

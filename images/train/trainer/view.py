@@ -16,7 +16,7 @@ ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.SUSPENDED})
 QUIET_SECONDS = 30.0
 """A heartbeat that is older than this is remarked upon; a living trainer's comes every `heartbeat_seconds`."""
 
-SPLIT = ("data", "forward", "backward", "wait", "optimizer", "save")
+SPLIT = ("data", "forward", "backward", "communication", "wait", "optimizer", "validation", "save")
 """The parts of a step's time, as the loop names them in its records. A save counts to the step after it."""
 
 SPLIT_STEPS = 20
@@ -130,7 +130,7 @@ def _split(records: Sequence[dict[str, Any]]) -> str:
     """Where the last steps' time went, in percent."""
     recent = records[-SPLIT_STEPS:]
     parts = {name: sum(float(record.get(name, 0.0)) for record in recent) for name in SPLIT}
-    whole = sum(float(record.get("seconds", 0.0)) + float(record.get("save", 0.0)) for record in recent)
+    whole = sum(float(record.get(name, 0.0)) for record in recent for name in ("seconds", "validation", "save"))
     whole = max(whole, sum(parts.values()))
     if whole <= 0:
         return ""

@@ -14,7 +14,7 @@ from torch import distributed
 from refit import domains
 from refit.errors import Diverged, PreflightRefused
 from refit.store import store_for
-from trainer import checkpoints, early, overfit, snapshot, tried
+from trainer import checkpoints, collectives, early, overfit, snapshot, tried
 from trainer.batches import Loader
 from trainer.engine import Engine, connect
 from trainer.export import export
@@ -31,6 +31,7 @@ Stopping = Callable[[], bool]
 def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     """Join the other ranks and do the task."""
     rank = int(os.environ["RANK"])
+    collectives.watch()
     connect(task.rendezvous, rank, task.ranks)
     wire.send("beat")
     loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
@@ -179,7 +180,7 @@ def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[
     probe, why = Probe(), None
     with engine.probing(probe):
         try:
-            loop.step(task.until)
+            why = loop.step(task.until).get("why")  # of a step that was skipped, and is again
         except Diverged as error:
             why = str(error)
     firsts: list[str | None] = [None] * task.ranks

@@ -1,0 +1,170 @@
+"""A step that is not finite moves nobody's weights: it ends the training, or is passed over within a budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import faults
+import numpy as np
+import pytest
+from conftest import House
+from safetensors.torch import load_file
+
+from refit.fingerprint import RECIPE_VERSION, fingerprint, training_fingerprint
+from refit.spec import Skip, Train
+from trainer import scene
+from trainer.skips import Skips
+
+BUDGET = (
+    "train.max_restarts=0",
+    "train.skip.budget=2",
+    "train.max_steps=6",
+    "train.checkpoint.every_steps=1",
+    "train.checkpoint.keep_last=9",
+)
+
+
+def faulty(house: House, arguments: list[str], wrong: list[tuple[int, int, str]]) -> subprocess.CompletedProcess[str]:
+    """Call the trainer with faults in its ranks: (rank, step, what)."""
+    told = json.dumps([{"rank": rank, "step": step, "what": what} for rank, step, what in wrong])
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", faults.FAULTS: told, f"{faults.FAULTS}_FOLDER": str(house.root)
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, faults.__file__, *arguments], capture_output=True, text=True, timeout=600, env=environment,
+        check=False,
+    )  # fmt: skip
+
+
+def train(house: House, output: str, wrong: list[tuple[int, int, str]], *sets: str) -> tuple[int, str]:
+    """Train on two ranks with faults. Exit code and what was said."""
+    argv = house.argv("run", "--output", house.uri(output), "--ranks", "2", sets=(*BUDGET, *sets))
+    done = faulty(house, argv[3:], wrong)
+    return done.returncode, done.stdout + done.stderr
+
+
+def replay(house: House, output: str, step: int, wrong: list[tuple[int, int, str]]) -> dict[str, Any]:
+    """Take a skipped step again, with faults; the answer."""
+    done = faulty(house, ["replay", house.uri(output), "--step", str(step)], wrong)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def finish(house: House, output: str, wrong: list[tuple[int, int, str]], *sets: str) -> None:
+    code, said = train(house, output, wrong, *sets)
+    assert code == 0, said
+
+
+def state(house: House, output: str, step: int) -> dict[str, Any]:
+    """All ranks' tensors of weights and optimizer in a checkpoint."""
+    folder: Path = house.root / output / "checkpoints" / f"step-{step}"
+    return {
+        f"{path.name}/{name}": tensor.numpy()
+        for path in sorted(folder.glob("state-rank-*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def events(house: House, output: str, name: str) -> list[dict[str, Any]]:
+    lines = (house.root / output / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if name in event]
+
+
+def test_a_budget_is_for_all_steps_and_for_a_row() -> None:
+    skips = Skips(Skip(budget=4, in_a_row=2))
+    assert [skips.spend(step) for step in (1, 2, 3)] == [True, True, False], "the third in a row"
+    assert skips.steps == [1, 2]
+    resumed = Skips(Skip(budget=4, in_a_row=2), skips.steps)
+    assert [resumed.spend(step) for step in (3, 5, 7, 9)] == [False, True, True, False]
+    assert not Skips(Skip()).spend(1), "by default nothing is skipped"
+
+
+def test_a_training_that_skips_nothing_keeps_its_name() -> None:
+    def name(**more: Any) -> str:
+        return training_fingerprint(Train(base="cache://models/x", **more), dataset="d", base="b")
+
+    train = Train(base="cache://models/x")
+    before = train.model_dump(mode="json", exclude={*Train.not_in_fingerprint, *Train.not_in_fingerprint_unless_set})
+    assert (
+        name() == name(skip={}) == fingerprint("train", RECIPE_VERSION["train"], before, {"dataset": "d", "base": "b"})
+    )
+    assert len({name(), name(skip={"budget": 1}), name(skip={"budget": 2})}) == 3
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_step_that_is_not_finite_leaves_no_trace_but_its_scene(house: House, stage: int) -> None:
+    """DeepSpeed skips by itself above stage 0, when the gradient is not finite; a loss may be infinite without that."""
+    name, sets = f"skips-{stage}", (f"train.zero_stage={stage}", "train.accumulation=4")
+    finish(house, name, [(1, 1, "loss"), (0, 4, "gradient")], *sets)
+    finish(house, f"{name}-mirrored", [(0, 1, "gradient"), (1, 4, "loss")], *sets)
+    assert same(state(house, name, 3), state(house, name, 4)), "weights, moments"
+    assert same(state(house, name, 6), state(house, f"{name}-mirrored", 6)), "nothing of the gradient leaks"
+    assert not same(state(house, name, 4), state(house, name, 5))
+    records = house.metrics(name)
+    assert [record.get("skipped", False) for record in records] == [True, False, False, True, False, False]
+    assert records[0]["loss"] is None
+    assert [event["skipped"]["step"] for event in events(house, name, "skipped")] == [1, 4]
+    kept = json.loads((house.root / name / "scenes/step-4.json").read_text())
+    assert kept["packs"] == np.load(house.root / name / "scenes/step-4.npz")["packs"].tolist()
+    if stage == 0:
+        assert set(kept["gradient_norms"].values()) == {"nan"}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_resume_over_a_skipped_step_is_exact_and_remembers_it(house: House, stage: int) -> None:
+    name, wrong = f"skips-resumed-{stage}", [(1, 1, "loss"), (1, 3, "gradient")]
+    sets = (f"train.zero_stage={stage}",)
+    finish(house, name, wrong, *sets)
+    for kept in (1, 4):  # before the first step that was taken, and after the second that was not
+        output = house.root / f"{name}-from-{kept}"
+        shutil.copytree(house.root / name, output)
+        (output / "manifest.json").unlink()
+        for step in range(kept + 1, 7):
+            shutil.rmtree(output / f"checkpoints/step-{step}")
+        finish(house, output.name, wrong, *sets)
+        assert house.losses(output.name) == house.losses(name)
+        assert same(state(house, output.name, 6), state(house, name, 6))
+        assert house.metrics(output.name)[2]["skips"] == 2
+    if stage == 0:
+        again = replay(house, name, 3, wrong)
+        assert (again["replayed"], again["exact"], again["why"]) == (True, True, house.metrics(name)[2]["why"])
+        innocent = replay(house, name, 3, wrong[:1])
+        assert (innocent["replayed"], innocent["exact"]) == (False, True)
+    (house.root / f"{name}-from-4/manifest.json").unlink()
+    for step in (5, 6):
+        shutil.rmtree(house.root / f"{name}-from-4/checkpoints/step-{step}")
+    code, said = train(house, f"{name}-from-4", [*wrong, (0, 5, "loss")], *sets)
+    assert code == 12
+    assert "2 steps were skipped before it; train.skip allows 2 in all" in said
+
+
+@pytest.mark.integration
+def test_without_a_budget_the_first_step_that_is_not_finite_ends_the_training(house: House) -> None:
+    code, said = train(house, "skips-none", [(1, 3, "loss")], "train.skip.budget=0")
+    assert code == 12
+    assert "the last checkpoint is of step 2" in said
+    assert not (house.root / "skips-none/scenes").exists()
+    assert (house.root / "skips-none/scene.json").is_file()
+
+
+def test_the_newest_scenes_of_skipped_steps_are_kept(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    split: Any = SimpleNamespace(**dict.fromkeys(("tokens", "segments", "mask"), np.zeros((2, 4))))
+    for step in range(1, scene.KEPT + 4):
+        scene.keep_skipped(tmp_path, {"step": step, "why": "", "checkpoint": None}, [1], split)
+    kept = {int(path.stem.removeprefix("step-")) for path in (tmp_path / "scenes").iterdir()}
+    assert kept == set(range(4, scene.KEPT + 4))
