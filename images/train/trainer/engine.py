@@ -63,8 +63,8 @@ class Engine:
             "steps_per_print": 1 << 30,
             "zero_optimization": {"stage": train.zero_stage, "overlap_comm": False},
         }
-        if train.zero_stage > 0:
-            config["gradient_clipping"] = train.clip  # at stage 0 we clip, and see the norm, ourselves
+        # At stage 0 we clip, and see the norm, ourselves. It says so, for left out it is 1: DeepSpeed would clip again.
+        config["gradient_clipping"] = train.clip if train.zero_stage > 0 else 0.0
         return config
 
     def loss(self, batch: Any) -> Tensor:
