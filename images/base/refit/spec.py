@@ -282,6 +282,7 @@ class Train(Spec):
             "nodes",
             "gpus_per_node",
             "queue",
+            "engine",
             "checkpoint",
             "smoke_steps",
             "smoke_minutes",
@@ -313,6 +314,9 @@ class Train(Spec):
     nodes: Count = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
     queue: str = "default"
+    # "plain" is one process with torch alone, for small jobs: the same steps, to the bit, and no DeepSpeed to start.
+    # "auto" is plain where there is one rank on a processor and nothing to share out.
+    engine: Literal["auto", "deepspeed", "plain"] = "auto"
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
     lora: Lora = Lora()
     # What matrices are multiplied in; trained weights and the optimizer are always float32. "auto" is bfloat16 where
@@ -334,6 +338,16 @@ class Train(Spec):
             raise ValueError(
                 f"train.accumulation is {self.accumulation} and train.ranks is {self.ranks}; "
                 "accumulation counts micro batches over all ranks and must be a multiple of ranks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_plain_engine_is_alone(self) -> Self:
+        if self.engine == "plain" and (self.ranks > 1 or self.zero_stage > 0):
+            raise ValueError(
+                f"train.engine is plain, train.ranks is {self.ranks} and train.zero_stage is {self.zero_stage}; plain "
+                "is one process that shares nothing out. Set train.engine to deepspeed, or ranks to 1 and zero_stage "
+                "to 0"
             )
         return self
 

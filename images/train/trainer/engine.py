@@ -16,12 +16,13 @@ from typing import Any
 
 import deepspeed
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
 from refit.errors import Diverged
 from refit.spec import Train
 from trainer import fragments
 from trainer.objective import Objective
+from trainer.optimizer import adamw, clip, trained
 from trainer.probe import Probe
 from trainer.state import Reader, State
 
@@ -45,11 +46,8 @@ class Engine:
         self._train = train
         self._rank, self._ranks = distributed.get_rank(), distributed.get_world_size()
         self._cleared = False
-        optimizer = torch.optim.AdamW(
-            _groups(objective, train.weight_decay), lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=True
-        )
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=objective, optimizer=optimizer, config=self._config(), dist_init_required=False
+            model=objective, optimizer=adamw(objective, train), config=self._config(), dist_init_required=False
         )
 
     def _config(self) -> dict[str, Any]:
@@ -91,12 +89,8 @@ class Engine:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         if self._train.zero_stage == 0:
-            # In two halves: clipping by what is not finite would make every gradient so, and hide where it began.
-            trained = self._trained()
-            total = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-            norm = float(total)
+            norm = clip(trained(self._engine.module), self._train.clip)
             if math.isfinite(norm):
-                nn.utils.clip_grads_with_norm_(trained, self._train.clip, total)
                 self._engine.step()
         else:
             self._engine.step()  # skips the optimizer by itself when the gradient is not finite
@@ -169,17 +163,3 @@ class Engine:
             return
         with deepspeed.zero.GatheredParameters(list(objective.parameters()), modifier_rank=None):
             yield objective
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
-
-
-def _groups(objective: Objective, weight_decay: float) -> list[dict[str, Any]]:
-    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-    if weight_decay == 0:
-        return [{"params": trained, "weight_decay": 0.0}]
-    # Norms and biases are scales and offsets; pulling them to 0 is not regularisation.
-    matrices = [parameter for parameter in trained if parameter.ndim > 1]
-    rest = [parameter for parameter in trained if parameter.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]

@@ -18,7 +18,7 @@ from refit.errors import Infrastructure
 from refit.manifest import MANIFEST
 from trainer.batches import Batch, Loader
 from trainer.card import CARD
-from trainer.engine import Engine
+from trainer.engines import Engine
 from trainer.objective import Objective, attention_for, load
 from trainer.order import packs_of_step
 from trainer.task import Task

@@ -18,7 +18,7 @@ from torch import distributed
 from refit.errors import Diverged, Preempted
 from trainer import metrics, scene, snapshot
 from trainer.batches import Loader, Step
-from trainer.engine import Engine
+from trainer.engines import Engine
 from trainer.schedule import learning_rate
 from trainer.task import Task, Wire
 from trainer.validation import Validator

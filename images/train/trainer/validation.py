@@ -24,7 +24,7 @@ from refit.errors import Diverged
 from refit.packed import Packed
 from refit.spec import Validation
 from trainer.batches import to_batch
-from trainer.engine import Engine
+from trainer.engines import Engine
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import distributed
 from refit import domains
 from refit.errors import Diverged, PreflightRefused
 from refit.store import store_for
-from trainer import checkpoints, snapshot
+from trainer import checkpoints, engines, snapshot
 from trainer.batches import Loader
-from trainer.engine import Engine, connect
+from trainer.engines import Engine
 from trainer.export import export
 from trainer.inputs import train_split, validation_split
 from trainer.loop import Loop
@@ -30,7 +30,7 @@ Stopping = Callable[[], bool]
 def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     """Join the other ranks and do the task."""
     rank = int(os.environ["RANK"])
-    connect(task.rendezvous, rank, task.ranks)
+    engines.connect(task.train, task.rendezvous, rank, task.ranks)
     wire.send("beat")
     loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
     work = {"train": _train, "smoke": _smoke, "replay": _replay, "export": _export}[task.mode]
@@ -142,4 +142,5 @@ def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[
 
 
 def _engine(task: Task, loader: Loader) -> Engine:
-    return Engine(build(task.base, task.train, dtype=task.dtype, length=loader.length), task.train)
+    objective = build(task.base, task.train, dtype=task.dtype, length=loader.length)
+    return engines.start(objective, task.train, task.ranks)

@@ -1,0 +1,105 @@
+"""Who trains: DeepSpeed, or one process with torch alone. The weights do not tell."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import House
+from pydantic import ValidationError
+from torch import nn
+
+from refit.errors import Diverged
+from refit.fingerprint import training_fingerprint
+from refit.spec import Train
+from trainer.plain import PlainEngine
+
+RECIPES = {
+    "full": ("train.method=full", "train.weight_decay=0.1", "train.clip=4"),
+    "lora": ("train.method=lora", "train.lora.dropout=0.1", "train.dtype=bfloat16", "train.max_steps=8"),
+}
+
+
+def back_to(house: House, output: str, step: int) -> None:
+    """As a kill after the checkpoint of that step leaves it."""
+    folder = house.root / output
+    (folder / "manifest.json").unlink()
+    for path in (folder / "checkpoints").glob("step-*"):
+        if int(path.name.partition("-")[2]) > step:
+            shutil.rmtree(path)
+
+
+def test_the_engine_is_no_part_of_a_models_name_and_plain_is_alone() -> None:
+    names = {
+        training_fingerprint(Train(base="cache://models/x", engine=engine), dataset="d", base="b")
+        for engine in ("auto", "deepspeed", "plain")
+    }
+    assert len(names) == 1
+    with pytest.raises(ValidationError, match=r"train\.engine is plain, train\.ranks is 2"):
+        Train(base="cache://models/x", engine="plain", ranks=2, accumulation=2)
+    with pytest.raises(ValidationError, match=r"train\.zero_stage is 1"):
+        Train(base="cache://models/x", engine="plain", zero_stage=1)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_both_engines_train_the_same_to_the_bit_and_go_on_from_each_others_checkpoints(
+    house: House, recipe: str
+) -> None:
+    answers = {}
+    for engine in ("plain", "deepspeed"):
+        answers[engine] = house.train(f"engine-{engine}-{recipe}", sets=(*RECIPES[recipe], f"train.engine={engine}"))
+    plain, deepspeed = answers["plain"], answers["deepspeed"]
+    undisturbed = house.losses(f"engine-plain-{recipe}")
+    assert undisturbed == house.losses(f"engine-deepspeed-{recipe}")
+    assert plain["model_digest"] == deepspeed["model_digest"]
+    for first, then in (("plain", "deepspeed"), ("deepspeed", "plain")):
+        output = f"engine-{first}-{recipe}"
+        back_to(house, output, 4)
+        again = house.train(output, sets=(*RECIPES[recipe], f"train.engine={then}"))
+        assert (again["resumed_from"], again["model_digest"]) == (4, plain["model_digest"])
+        assert house.losses(output) == undisturbed
+
+
+WATCHED = """
+import os, sys
+from pathlib import Path
+from trainer import work
+from trainer.task import Task, Wire
+task = Task.model_validate_json(Path(sys.argv[1]).read_bytes())
+os.environ["RANK"] = "0"
+work.run(task, Wire(), lambda: False)
+print(sorted(name for name, module in sys.modules.items() if name.partition(".")[0] == "deepspeed" and module))
+"""
+
+
+@pytest.mark.integration
+def test_a_plain_training_imports_nothing_of_deepspeed(house: House) -> None:
+    """From the first step to the published model: accelerate imports it when it saves, if it is installed."""
+    sets = ("train.max_steps=2", "train.method=lora")
+    house.train("engine-alone", sets=sets)
+    task = json.loads((house.root / "engine-alone" / "ranks" / "task.json").read_text())
+    task |= {"checkpoint": None, "step": 0}
+    document = house.root / "engine-alone" / "again.json"
+    document.write_text(json.dumps(task))
+    done = subprocess.run([sys.executable, "-c", WATCHED, str(document)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_a_plain_engine_takes_no_step_on_a_gradient_that_is_not_finite() -> None:
+    """And shows whose it was: one infinite gradient must not have become everybody's by clipping."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    engine = PlainEngine(module, Train(base="cache://models/x"))
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    engine.backward(engine.loss(torch.ones(1, 2)).sum(), 1.0, last=False)
+    module[1].bias.grad.fill_(math.inf)
+    with pytest.raises(Diverged, match="not finite"):
+        engine.update(0.1)
+    assert all(map(torch.equal, before, module.parameters()))
+    assert [name for name, norm in engine.gradient_norms() if not math.isfinite(norm)] == ["1.bias"]
