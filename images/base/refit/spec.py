@@ -283,6 +283,7 @@ class Train(Spec):
             "gpus_per_node",
             "queue",
             "engine",
+            "tensor_parallel",
             "checkpoint",
             "smoke_steps",
             "smoke_minutes",
@@ -318,6 +319,8 @@ class Train(Spec):
     # "auto" is plain where there is one rank on a processor and nothing to share out.
     engine: Literal["auto", "deepspeed", "plain"] = "auto"
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    # So many ranks hold each matrix together and see the same packs; with ZeRO 1 or 2 among the groups of them.
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     lora: Lora = Lora()
     # What matrices are multiplied in; trained weights and the optimizer are always float32. "auto" is bfloat16 where
     # the processor computes in it, which is twice as fast there and many times slower elsewhere.
@@ -334,10 +337,26 @@ class Train(Spec):
 
     @model_validator(mode="after")
     def _ranks_share_the_batch(self) -> Self:
+        if self.ranks % self.tensor_parallel:
+            raise ValueError(
+                f"train.ranks is {self.ranks} and train.tensor_parallel is {self.tensor_parallel}; ranks must be a "
+                "multiple of it"
+            )
+        if self.tensor_parallel > 1 and self.accumulation % (self.ranks // self.tensor_parallel) == 0:
+            return self
         if self.accumulation % self.ranks:
             raise ValueError(
                 f"train.accumulation is {self.accumulation} and train.ranks is {self.ranks}; "
                 "accumulation counts micro batches over all ranks and must be a multiple of ranks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _matrices_are_cut_where_they_learn(self) -> Self:
+        if self.tensor_parallel > 1 and (self.method != "full" or self.zero_stage not in (1, 2)):
+            raise ValueError(
+                f"train.tensor_parallel is {self.tensor_parallel} with train.method {self.method} and train.zero_stage "
+                f"{self.zero_stage}; it goes with method full and zero_stage 1 or 2. For LoRA use zero_stage 3"
             )
         return self
 

@@ -34,6 +34,8 @@ class Loop:
         self._engine, self._loader, self._task, self._wire = engine, loader, task, wire
         self._stopping, self._validator = stopping, validator
         self._rank = distributed.get_rank()
+        # Ranks of a tensor-parallel group have the same loss; one of them says it.
+        self._counts = self._rank % task.train.tensor_parallel == 0
         self._saved_at: int | None = task.step if task.checkpoint else None
         self._saved_when = time.monotonic()
         self._spent: dict[str, float] = {}
@@ -123,7 +125,8 @@ class Loop:
     def _agree(self, nll: float) -> tuple[float, bool]:
         overdue = time.monotonic() - self._saved_when >= 60 * self._task.train.checkpoint.every_minutes
         votes = torch.tensor(
-            [nll, not math.isfinite(nll), self._stopping(), overdue and self._rank == 0], dtype=torch.float64
+            [nll if self._counts else 0.0, not math.isfinite(nll), self._stopping(), overdue and self._rank == 0],
+            dtype=torch.float64,
         )
         distributed.all_reduce(votes)
         self._stop, self._due = bool(votes[2] > 0), bool(votes[3] > 0)

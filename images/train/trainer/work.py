@@ -22,6 +22,7 @@ from trainer.loop import Loop
 from trainer.objective import build
 from trainer.probe import Probe
 from trainer.task import Task, Wire
+from trainer.tensor_parallel import share
 from trainer.validation import Best, Validator
 
 Stopping = Callable[[], bool]
@@ -32,7 +33,8 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     engines.connect(task.train, task.rendezvous, rank, task.ranks)
     wire.send("beat")
-    loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
+    own, shares = share(rank, task.ranks, task.train.tensor_parallel)
+    loader = Loader(train_split(task.dataset), task.train, rank=own, ranks=shares)
     work = {"train": _train, "smoke": _smoke, "replay": _replay, "export": _export}[task.mode]
     result = work(task, loader, wire, stopping)
     distributed.barrier()
@@ -68,7 +70,7 @@ def _validator(engine: Engine, task: Task, wire: Wire) -> Validator | None:
     split = validation_split(task.dataset)
     return Validator(
         engine, split, domains.read(task.dataset, "validation"), settings, micro_batch=task.train.micro_batch,
-        best=Best(**best) if best else None, beat=lambda: wire.send("beat"),
+        best=Best(**best) if best else None, beat=lambda: wire.send("beat"), group=task.train.tensor_parallel,
     )  # fmt: skip
 
 
