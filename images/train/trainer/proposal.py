@@ -110,6 +110,7 @@ def choose(train: Train, shape: Shape, packs: Packs, cards: Cards, *, goal: Goal
         "tensor_parallel": recipes.advise_tensor_parallel(
             parameters=shape.parameters, heads=shape.heads, ranks=ranks, memory=cards.memory
         ),
+        "pipeline_parallel": recipes.choose_pipeline_parallel(),
     }  # fmt: skip
     return Chosen(layout=layout, choices=choices, fits=fits[method.value], packs=amount, steps=steps)
 
