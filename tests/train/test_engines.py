@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from conftest import House
 from pydantic import ValidationError
 from torch import nn
 
-from refit.errors import Diverged
+from refit.errors import BadSpec, Diverged
 from refit.fingerprint import training_fingerprint
 from refit.spec import Train
+from trainer.inputs import supported
 from trainer.plain import PlainEngine
 
 RECIPES = {
@@ -103,3 +105,39 @@ def test_a_plain_engine_takes_no_step_on_a_gradient_that_is_not_finite() -> None
         engine.update(0.1)
     assert all(map(torch.equal, before, module.parameters()))
     assert [name for name, norm in engine.gradient_norms() if not math.isfinite(norm)] == ["1.bias"]
+
+
+def test_offloading_is_refused_where_zero_has_nothing_to_offload_and_on_a_processor() -> None:
+    for offload, stage in (("optimizer", 0), ("all", 2)):
+        with pytest.raises(ValidationError, match=f"train.offload is {offload} and train.zero_stage is {stage}"):
+            Train(base="cache://models/x", offload=offload, zero_stage=stage)
+    with pytest.raises(BadSpec, match="nothing to offload"):
+        supported(Train(base="cache://models/x", offload="all", zero_stage=3))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("stage", "offload"), [(2, "optimizer"), (3, "all")])
+def test_offloading_takes_the_same_steps_and_goes_on_to_the_bit(house: House, stage: int, offload: str) -> None:
+    """By the ranks themselves, for the trainer refuses it here: on a processor it copies within one memory."""
+    output = f"offload-{stage}-none"
+    if not (house.root / output).exists():
+        house.train(output, sets=(f"train.zero_stage={stage}", "train.max_steps=6", "train.clip=4"))
+    undisturbed = [record["loss"] for record in house.metrics(output)]
+    folder = house.root / f"offload-{stage}-{offload}"
+    task = json.loads((house.root / output / "ranks" / "task.json").read_text())
+    folder.mkdir()
+    shutil.copy(house.root / output / "writer.json", folder)
+    task["job"]["spec"]["train"]["offload"] = offload
+    task["job"]["output"] = folder.as_uri()
+    task |= {"folder": str(folder), "rendezvous": str(folder / "rendezvous")}
+    for checkpoint, step in ((None, 0), ((folder / "checkpoints" / "step-4").as_uri(), 4)):
+        (folder / "task.json").write_text(json.dumps(task | {"checkpoint": checkpoint, "step": step}))
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer.rank", str(folder / "task.json")], capture_output=True, text=True,
+            check=False, env={**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu",
+                              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+    records = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert records[:6] == pytest.approx(undisturbed, rel=1e-6), "ZeRO 3 adds the norm up in another order"
+    assert records[6:] == records[4:6]

@@ -284,6 +284,7 @@ class Train(Spec):
             "queue",
             "engine",
             "tensor_parallel",
+            "offload",
             "checkpoint",
             "smoke_steps",
             "smoke_minutes",
@@ -319,6 +320,9 @@ class Train(Spec):
     # "auto" is plain where there is one rank on a processor and nothing to share out.
     engine: Literal["auto", "deepspeed", "plain"] = "auto"
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    # What leaves the cards for the host's memory and comes when it is needed (ZeRO-Offload): the optimizer at ZeRO 1 to
+    # 3, or the weights too at 3. Slower, and for what does not fit otherwise.
+    offload: Literal["none", "optimizer", "all"] = "none"
     # So many ranks hold each matrix together and see the same packs; with ZeRO 1 or 2 among the groups of them.
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     lora: Lora = Lora()
@@ -357,6 +361,16 @@ class Train(Spec):
             raise ValueError(
                 f"train.tensor_parallel is {self.tensor_parallel} with train.method {self.method} and train.zero_stage "
                 f"{self.zero_stage}; it goes with method full and zero_stage 1 or 2. For LoRA use zero_stage 3"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_shared_out_may_be_offloaded(self) -> Self:
+        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.zero_stage < least:
+            raise ValueError(
+                f"train.offload is {self.offload} and train.zero_stage is {self.zero_stage}; offloading is ZeRO's, and "
+                f"this needs zero_stage {least} at least"
             )
         return self
 

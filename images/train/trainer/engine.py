@@ -27,6 +27,11 @@ from trainer.optimizer import adamw, clip, trained
 from trainer.probe import Probe
 from trainer.state import Reader, State
 
+_HOST = {"device": "cpu"}
+_OFFLOAD: dict[str, dict[str, Any]] = {
+    "none": {}, "optimizer": {"offload_optimizer": _HOST}, "all": {"offload_optimizer": _HOST, "offload_param": _HOST},
+}  # fmt: skip
+
 TIMEOUT = timedelta(hours=12)  # the launcher watches the ranks, and knows better what takes long
 
 
@@ -69,7 +74,9 @@ class Engine:
             "gradient_accumulation_steps": own,
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 1 << 30,
-            "zero_optimization": {"stage": train.zero_stage, "overlap_comm": False},
+            "zero_optimization": {"stage": train.zero_stage, "overlap_comm": False, **_OFFLOAD[train.offload]},
+            # Torch's Adam does on the host too; DeepSpeed's own is compiled at first use, and would round otherwise.
+            "zero_force_ds_cpu_optimizer": False,
         }
         # At stage 0 we clip, and see the norm, ourselves. It says so, for left out it is 1: DeepSpeed would clip again.
         config["gradient_clipping"] = train.clip if train.zero_stage > 0 else 0.0

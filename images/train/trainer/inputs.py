@@ -107,6 +107,11 @@ def supported(train: Train) -> None:
             f"train.gpus_per_node is {train.gpus_per_node}: this trainer computes on processors, and would leave the "
             "cards idle. Set train.gpus_per_node to 0."
         )
+    if train.offload != "none":
+        raise BadSpec(
+            f"train.offload is {train.offload} and train.gpus_per_node is 0: a processor's memory is the host's, so "
+            "there is nothing to offload. Set train.offload to none."
+        )
 
 
 def _stage(uri: str, kind: str) -> tuple[Path, Manifest]:
