@@ -10,14 +10,18 @@ import subprocess
 import sys
 
 import pytest
+import tickets
 import torch
 from conftest import House
 from pydantic import ValidationError
 from torch import nn
 
-from refit.errors import BadSpec, Diverged
+from refit.errors import BadSpec, Diverged, PreflightRefused
 from refit.fingerprint import training_fingerprint
 from refit.spec import Train
+from refit.store import store_for
+from trainer import export, quantized
+from trainer.batches import to_batch
 from trainer.inputs import supported
 from trainer.plain import PlainEngine
 
@@ -105,6 +109,40 @@ def test_a_plain_engine_takes_no_step_on_a_gradient_that_is_not_finite() -> None
         engine.update(0.1)
     assert all(map(torch.equal, before, module.parameters()))
     assert [name for name, norm in engine.gradient_norms() if not math.isfinite(norm)] == ["1.bias"]
+
+
+@pytest.mark.parametrize(("fields", "card", "message"), [
+    ({}, True, "train.gpus_per_node is 0"),
+    ({"gpus_per_node": 1}, False, "torch finds no card"),
+    ({"gpus_per_node": 1}, True, "bitsandbytes_that_nobody_has is not installed"),
+])  # fmt: skip
+def test_four_bits_are_refused_where_there_is_no_card_or_no_library(
+    fields: dict[str, int], card: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
+    monkeypatch.setattr(quantized, "LIBRARY", "bitsandbytes_that_nobody_has")
+    with pytest.raises(PreflightRefused, match=message):
+        supported(Train(base="cache://models/x", method="qlora", **fields))
+    with pytest.raises(ValidationError, match="not shared out"):
+        Train(base="cache://models/x", method="qlora", zero_stage=3)
+
+
+@pytest.mark.integration
+def test_a_run_in_four_bits_on_a_processor_ends_before_it_starts(house: House) -> None:
+    code, answer, _ = house.run("run", "--output", house.uri("four-bits"), sets=("train.method=qlora",))
+    assert (code, "need a card" in answer["message"]) == (11, True)
+    assert not (house.root / "four-bits" / "checkpoints").exists()
+
+
+@pytest.mark.integration
+def test_an_adapter_over_the_whole_base_answers_like_the_model_it_is_merged_into(house: House) -> None:
+    """What QLoRA's export is proven by; LoRA's adapter is of the same kind."""
+    answer = house.train("unmerged", sets=("train.method=lora", "train.max_steps=4", "train.learning_rate=0.01"))
+    base, adapter, merged = (store_for(uri).local(uri) for uri in (house.base, answer["adapter"], answer["model"]))
+    batch = to_batch(*tickets.pack(tickets.documents(base, 8), tickets.LENGTH))
+    apart = export.unmerged(base, adapter, batch, tickets.LENGTH)
+    assert export._difference(apart, merged, batch, tickets.LENGTH) < 1e-5
+    assert export._difference(apart, base, batch, tickets.LENGTH) > 1e-2, "or the adapter says nothing"
 
 
 def test_offloading_is_refused_where_zero_has_nothing_to_offload_and_on_a_processor() -> None:

@@ -295,8 +295,10 @@ class Train(Spec):
     )
 
     base: Uri
-    method: Literal["full", "lora"] = form(
-        "lora", title="Method", help="LoRA trains small adapters; full trains every weight."
+    method: Literal["full", "lora", "qlora"] = form(
+        "lora",
+        title="Method",
+        help="LoRA trains small adapters, QLoRA on a base in 4 bits (on cards); full trains every weight.",
     )
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = form(100, title="Steps", help="Optimizer steps.")
     learning_rate: Annotated[float, Field(gt=0, le=1)] = form(
@@ -371,6 +373,15 @@ class Train(Spec):
             raise ValueError(
                 f"train.offload is {self.offload} and train.zero_stage is {self.zero_stage}; offloading is ZeRO's, and "
                 f"this needs zero_stage {least} at least"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _four_bits_are_not_shared_out(self) -> Self:
+        if self.method == "qlora" and self.zero_stage == 3:
+            raise ValueError(
+                "train.method is qlora and train.zero_stage is 3; weights in 4 bits are not shared out. Set "
+                "train.zero_stage to 2 at most"
             )
         return self
 

@@ -101,13 +101,13 @@ def choose_checkpointing(rooms: Mapping[tuple[bool, int], int]) -> Choice[bool]:
 
 
 def choose_stage(rooms: Mapping[int, int], *, ranks: int) -> Choice[int]:
-    """The lowest ZeRO stage with room for a pack; where there is none, the leanest: 3, or 0 on a card alone.
+    """The lowest ZeRO stage with room for a pack; where there is none, the highest.
 
     `rooms` are those with gradient checkpointing as it was chosen: arithmetic is dearer than messages.
     """
     fits = [stage for stage, room in sorted(rooms.items()) if room]
     if not fits:
-        return Choice(3 if ranks > 1 else 0, "no stage has room for a single pack")
+        return Choice(max(rooms), "no stage has room for a single pack")
     stage = fits[0]
     below = "nothing needs to be shared" if stage == 0 else f"stage {stage - 1} has no room for a pack"
     return Choice(stage, f"{SHARED[stage]}; {below}, and a higher one sends more messages")

@@ -50,7 +50,7 @@ def _ways(shape: Shape, layout: Layout, packs: Packs, cards: Cards, goal: Goal) 
     if goal == "sft":
         four_bit = leanest(replace(layout, method="qlora"))
         if _fits(shape, four_bit, packs, cards):
-            yield f"QLoRA (weights in 4 bits, not in this trainer yet), which takes {_gib(shape, four_bit, packs)}"
+            yield f"QLoRA on these (weights in 4 bits, --method qlora), which takes {_gib(shape, four_bit, packs)}"
     lean = leanest(layout)
     kinds = bytes_per_rank(shape, lean, length=packs.length, targets=packs.targets)
     left = sum(kinds.values()) - kinds["optimizer"]
