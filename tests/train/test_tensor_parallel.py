@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import House
+from conftest import House, call
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import GPT2Config, LlamaConfig
@@ -88,6 +88,17 @@ def test_a_cut_training_goes_on_from_its_checkpoint_to_the_bit_and_on_one_rank(
     alone = house.train("cut-on", sets=RECIPE)
     assert alone["resumed_from"] == 4
     agrees(house, "cut-on", "uncut")
+
+
+@pytest.mark.integration
+def test_a_cut_checkpoint_is_exported_as_the_model_that_its_training_published(
+    house: House, cut: dict[str, Any]
+) -> None:
+    program = house.argv("run")[:3]
+    argv = [*program, "export", house.uri("cut/checkpoints/step-8"), "--output", house.uri("cut-exported")]
+    code, answer, said = call(argv)
+    assert code == 0, said
+    assert (answer["ranks"], answer["model_digest"]) == (2, cut["model_digest"])
 
 
 @pytest.mark.integration

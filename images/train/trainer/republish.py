@@ -122,7 +122,10 @@ def _refuse_another(output: str, found: Checkpoint) -> None:
 
 def _task(job: Job, inputs: Inputs, found: Checkpoint, folder: Path) -> Task:
     facts = found.manifest.facts
-    ranks = 1 if job.spec.train.zero_stage == 0 else int(facts["ranks"])
+    train = job.spec.train
+    ranks = 1 if train.zero_stage == 0 else int(facts["ranks"])
+    if ranks % train.tensor_parallel:  # saved by another layout than the job asks for by now
+        ranks = train.tensor_parallel
     log.event("export", checkpoint=found.uri, ranks=ranks, dtype=facts["dtype"])
     return Task(
         mode="export", job=job, fingerprint=inputs.fingerprint, dataset=inputs.dataset, base=inputs.base, folder=folder,
