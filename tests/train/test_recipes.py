@@ -129,6 +129,9 @@ def test_only_four_bit_is_named_where_only_four_bit_fits() -> None:
     said = propose(TRAIN, LLAMA_13B, PACKS, on(1, 24), asked="full")["why"][-1]
     assert "QLoRA" in said
     assert "--method lora" not in said
+    assert propose(TRAIN, LLAMA_13B, PACKS, on(1, 24), asked="qlora")["fits"], "and asked for, it is planned"
+    tight = propose(TRAIN, LLAMA_13B, PACKS, on(4, 8), asked="qlora")
+    assert (tight["fits"], tight["zero_stage"]) == (False, 2), "4-bit weights are not shared out"
 
 
 def test_a_13b_trains_fully_on_eight_cards_and_a_wider_split_is_advised() -> None:
@@ -136,6 +139,7 @@ def test_a_13b_trains_fully_on_eight_cards_and_a_wider_split_is_advised() -> Non
     assert plan["fits"]
     assert plan["zero_stage"] in (1, 2)
     assert plan["tensor_parallel"] == 2
+    assert plan["pipeline_parallel"] == 1, "its place is in the plan; nobody does it yet"
 
 
 def test_stage_0_is_enough_for_a_small_model() -> None:
@@ -285,7 +289,7 @@ def test_cards_are_named_or_described() -> None:
         ("--gpu-memory", "80"), ("--gpu-memory", "lots"), ("--gpu-memory", "-80GiB"), ("--gpu-memory", "9999999TiB"),
         ("--gpu-flops", "h1000"), ("--gpu-flops", "0"), ("--gpu-flops", "nan"), ("--mfu", "0"), ("--mfu", "1.01"),
         ("--mfu", "nan"), ("--mfu", "40%"), ("--gpu-price", "-1"), ("--gpu-price", "inf"), ("--goal", "win"),
-        ("--method", "qlora"), ("--method", ""),
+        ("--method", "prefix"), ("--method", ""),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_by_the_options_name(argv: tuple[str, str]) -> None:

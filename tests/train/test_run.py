@@ -231,3 +231,15 @@ def test_bad_input_is_said_at_once_and_never_retried(
     code, answer, _ = other.run("run", "--output", house.uri("bad"), sets=sets)
     assert code == 10
     assert message in answer["message"]
+
+
+def test_a_gradient_is_clipped_where_the_recipe_says_at_any_zero_stage(house: House) -> None:
+    """DeepSpeed's own clipping is 1 where its config says nothing: at stage 0 a train.clip above that was ignored."""
+    sets = ("train.clip=6", "train.max_steps=3")
+    house.train("clip-0", sets=(*sets, "train.zero_stage=0"))
+    house.train("clip-1", sets=(*sets, "train.zero_stage=1"))
+    norms = [record["grad_norm"] for record in house.metrics("clip-0")]
+    assert max(norms[:2]) > 6, "or nothing is clipped, and nothing is shown"
+    assert [record["loss"] for record in house.metrics("clip-0")] == pytest.approx(
+        [record["loss"] for record in house.metrics("clip-1")], rel=1e-6
+    )

@@ -321,6 +321,9 @@ class Train(Spec):
             "nodes",
             "gpus_per_node",
             "queue",
+            "engine",
+            "tensor_parallel",
+            "offload",
             "checkpoint",
             "overfit",
             "early",
@@ -336,8 +339,10 @@ class Train(Spec):
     not_in_fingerprint_unless_set: ClassVar[frozenset[str]] = frozenset({"skip"})
 
     base: Uri
-    method: Literal["full", "lora"] = form(
-        "lora", title="Method", help="LoRA trains small adapters; full trains every weight."
+    method: Literal["full", "lora", "qlora"] = form(
+        "lora",
+        title="Method",
+        help="LoRA trains small adapters, QLoRA on a base in 4 bits (on cards); full trains every weight.",
     )
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = form(100, title="Steps", help="Optimizer steps.")
     learning_rate: Annotated[float, Field(gt=0, le=1)] = form(
@@ -357,7 +362,15 @@ class Train(Spec):
     nodes: Count = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
     queue: str = "default"
+    # "plain" is one process with torch alone, for small jobs: the same steps, to the bit, and no DeepSpeed to start.
+    # "auto" is plain where there is one rank on a processor and nothing to share out.
+    engine: Literal["auto", "deepspeed", "plain"] = "auto"
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    # What leaves the cards for the host's memory and comes when it is needed (ZeRO-Offload): the optimizer at ZeRO 1 to
+    # 3, or the weights too at 3. Slower, and for what does not fit otherwise.
+    offload: Literal["none", "optimizer", "all"] = "none"
+    # So many ranks hold each matrix together and see the same packs; with ZeRO 1 or 2 among the groups of them.
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     lora: Lora = Lora()
     # What matrices are multiplied in; trained weights and the optimizer are always float32. "auto" is bfloat16 where
     # the processor computes in it, which is twice as fast there and many times slower elsewhere.
@@ -379,10 +392,55 @@ class Train(Spec):
 
     @model_validator(mode="after")
     def _ranks_share_the_batch(self) -> Self:
+        if self.ranks % self.tensor_parallel:
+            raise ValueError(
+                f"train.ranks is {self.ranks} and train.tensor_parallel is {self.tensor_parallel}; ranks must be a "
+                "multiple of it"
+            )
+        if self.tensor_parallel > 1 and self.accumulation % (self.ranks // self.tensor_parallel) == 0:
+            return self
         if self.accumulation % self.ranks:
             raise ValueError(
                 f"train.accumulation is {self.accumulation} and train.ranks is {self.ranks}; "
                 "accumulation counts micro batches over all ranks and must be a multiple of ranks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _matrices_are_cut_where_they_learn(self) -> Self:
+        if self.tensor_parallel > 1 and (self.method != "full" or self.zero_stage not in (1, 2)):
+            raise ValueError(
+                f"train.tensor_parallel is {self.tensor_parallel} with train.method {self.method} and train.zero_stage "
+                f"{self.zero_stage}; it goes with method full and zero_stage 1 or 2. For LoRA use zero_stage 3"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_shared_out_may_be_offloaded(self) -> Self:
+        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.zero_stage < least:
+            raise ValueError(
+                f"train.offload is {self.offload} and train.zero_stage is {self.zero_stage}; offloading is ZeRO's, and "
+                f"this needs zero_stage {least} at least"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _four_bits_are_not_shared_out(self) -> Self:
+        if self.method == "qlora" and self.zero_stage == 3:
+            raise ValueError(
+                "train.method is qlora and train.zero_stage is 3; weights in 4 bits are not shared out. Set "
+                "train.zero_stage to 2 at most"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_plain_engine_is_alone(self) -> Self:
+        if self.engine == "plain" and (self.ranks > 1 or self.zero_stage > 0):
+            raise ValueError(
+                f"train.engine is plain, train.ranks is {self.ranks} and train.zero_stage is {self.zero_stage}; plain "
+                "is one process that shares nothing out. Set train.engine to deepspeed, or ranks to 1 and zero_stage "
+                "to 0"
             )
         return self
 

@@ -23,7 +23,7 @@ def render(
     """The card. `facts` are the model's: steps, loss, tokens (what is not known is left out)."""
     train = job.spec.train
     recipe = [
-        f"{train.method}{f' (rank {train.lora.rank}, alpha {train.lora.alpha:g})' if train.method == 'lora' else ''}",
+        f"{train.method}{f' (rank {train.lora.rank}, alpha {train.lora.alpha:g})' if train.method != 'full' else ''}",
         f"learning rate {train.learning_rate:g} ({train.schedule}, {train.warmup_steps} steps of warm-up)",
         f"{train.micro_batch * train.accumulation} packs a step", f"ZeRO {train.zero_stage}", f"seed {train.seed}",
     ]  # fmt: skip

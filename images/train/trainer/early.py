@@ -18,7 +18,7 @@ from refit.packed import Packed
 from refit.spec import Early
 from refit.statistics import paired_difference
 from trainer.batches import to_batch
-from trainer.engine import Engine
+from trainer.engines import Engine
 from trainer.inputs import validation_split
 from trainer.task import Task, Wire
 

@@ -16,14 +16,21 @@ from typing import Any
 
 import deepspeed
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
 from refit.errors import Diverged
 from refit.spec import Train
-from trainer import fragments
+from trainer import fragments, tensor_parallel
+from trainer.fragments import Fragment, Window
 from trainer.objective import Objective
+from trainer.optimizer import adamw, clip, trained
 from trainer.probe import Probe
 from trainer.state import Reader, State
+
+_HOST = {"device": "cpu"}
+_OFFLOAD: dict[str, dict[str, Any]] = {
+    "none": {}, "optimizer": {"offload_optimizer": _HOST}, "all": {"offload_optimizer": _HOST, "offload_param": _HOST},
+}  # fmt: skip
 
 TIMEOUT = timedelta(hours=12)  # the launcher watches the ranks, and knows better what takes long
 
@@ -39,18 +46,25 @@ def connect(rendezvous: Path, rank: int, ranks: int) -> None:
 
 
 class Engine:
-    """An objective in training."""
+    """An objective in training. `_rank` and `_ranks` count groups of tensor-parallel ranks: they see the same packs."""
 
     def __init__(self, objective: Objective, train: Train) -> None:
         self._train = train
-        self._rank, self._ranks = distributed.get_rank(), distributed.get_world_size()
+        self._tensor = train.tensor_parallel
+        self._rank, self._ranks = tensor_parallel.share(
+            distributed.get_rank(), distributed.get_world_size(), self._tensor
+        )
         self._cleared = False
-        optimizer = torch.optim.AdamW(
-            _groups(objective, train.weight_decay), lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=True
-        )
+        if self._tensor > 1:
+            tensor_parallel.check(objective.model.config, self._tensor)
+            objective.config = objective.model.config  # DeepSpeed finds the plan of what is cut there
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=objective, optimizer=optimizer, config=self._config(), dist_init_required=False
+            model=objective, optimizer=adamw(objective, train), config=self._config(), dist_init_required=False
         )
+        self._cut: dict[str, Window] = {}
+        if self._tensor > 1:
+            self._engine.first_dataloader_check.remove()  # the loader gives a group the same packs; it cannot read ours
+            self._cut = tensor_parallel.windows(self._engine.module)
 
     def _config(self) -> dict[str, Any]:
         train = self._train
@@ -58,13 +72,16 @@ class Engine:
         config: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": train.micro_batch,
             "gradient_accumulation_steps": own,
-            "train_batch_size": train.micro_batch * train.accumulation,
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 1 << 30,
-            "zero_optimization": {"stage": train.zero_stage, "overlap_comm": False},
+            "zero_optimization": {"stage": train.zero_stage, "overlap_comm": False, **_OFFLOAD[train.offload]},
+            # Torch's Adam does on the host too; DeepSpeed's own is compiled at first use, and would round otherwise.
+            "zero_force_ds_cpu_optimizer": False,
         }
-        if train.zero_stage > 0:
-            config["gradient_clipping"] = train.clip  # at stage 0 we clip, and see the norm, ourselves
+        # At stage 0 we clip, and see the norm, ourselves. It says so, for left out it is 1: DeepSpeed would clip again.
+        config["gradient_clipping"] = train.clip if train.zero_stage > 0 else 0.0
+        if self._tensor > 1:
+            config["tensor_parallel"] = {"autotp_size": self._tensor, "vocab_parallel_lm_head": False}
         return config
 
     def loss(self, batch: Any) -> Tensor:
@@ -91,12 +108,8 @@ class Engine:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         if self._train.zero_stage == 0:
-            # In two halves: clipping by what is not finite would make every gradient so, and hide where it began.
-            trained = self._trained()
-            total = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-            norm = float(total)
+            norm = clip(trained(self._engine.module), self._train.clip)
             if math.isfinite(norm):
-                nn.utils.clip_grads_with_norm_(trained, self._train.clip, total)
                 self._engine.step()
         else:
             self._engine.step()  # skips the optimizer by itself when the gradient is not finite
@@ -142,7 +155,8 @@ class Engine:
         for name, parameter in self._engine.module.named_parameters():
             if parameter.requires_grad:
                 whole = parameter.grad if self._train.zero_stage == 0 else safe_get_full_grad(parameter)
-                found.append((name, float(whole.float().norm()) if whole is not None else 0.0))
+                own = float(whole.float().norm()) if whole is not None else 0.0
+                found.append((name, tensor_parallel.norm(own, cut=name in self._cut)))
         return found
 
     def sizes(self) -> tuple[int, int]:
@@ -167,7 +181,9 @@ class Engine:
     def state(self) -> State:
         """A copy of this rank's part of the weights and the optimizer's state."""
         stage = self._train.zero_stage
-        pieces = fragments.of(self._engine, stage, self._rank)
+        # What is whole on every rank of a group, one of them writes.
+        first = distributed.get_rank() % self._tensor == 0
+        pieces = (one for one in self._pieces(self._rank) if first or one.name in self._cut)
         return State.of(pieces, fragments.steps_of(self._engine, stage))
 
     def load(self, folder: Path) -> None:
@@ -179,34 +195,27 @@ class Engine:
         stage = self._train.zero_stage
         with torch.no_grad(), Reader(folder) as reader:
             fragments.prepare(self._engine, stage, reader.steps)
-            pieces = list(fragments.of(self._engine, stage, self._rank))
-            if stage == 0 and self._rank > 0:  # every rank has all of it, and one writes it
-                pieces = list(fragments.of(self._engine, stage, 0))
+            # At stage 0 every rank has all of it, and one writes it.
+            pieces = list(self._pieces(0 if stage == 0 else self._rank))
             reader.fill(pieces)
             fragments.settle(
-                self._engine, stage, pieces, lambda name, size: reader.read(name, fragments.WEIGHT, 0, size)
-            )
+                self._engine, stage, pieces,
+                lambda name, size: reader.seen(name, fragments.WEIGHT, 0, size, self._cut.get(name)),
+            )  # fmt: skip
+
+    def _pieces(self, rank: int) -> Iterator[Fragment]:
+        sizes = {name: parameter.numel() for name, parameter in self._engine.module.named_parameters()}
+        for one in fragments.of(self._engine, self._train.zero_stage, rank):
+            window = self._cut.get(one.name)
+            yield one if window is None else one.seen(window, sizes[one.name])
 
     @contextmanager
     def whole(self) -> Iterator[Objective]:
         """The objective with all its weights in one piece; all ranks together, none may change them."""
         objective: Objective = self._engine.module
         if self._train.zero_stage < 3:
-            yield objective
+            with tensor_parallel.whole(objective, self._cut):
+                yield objective
             return
         with deepspeed.zero.GatheredParameters(list(objective.parameters()), modifier_rank=None):
             yield objective
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
-
-
-def _groups(objective: Objective, weight_decay: float) -> list[dict[str, Any]]:
-    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-    if weight_decay == 0:
-        return [{"params": trained, "weight_decay": 0.0}]
-    # Norms and biases are scales and offsets; pulling them to 0 is not regularisation.
-    matrices = [parameter for parameter in trained if parameter.ndim > 1]
-    rest = [parameter for parameter in trained if parameter.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]

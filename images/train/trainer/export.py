@@ -18,7 +18,7 @@ from refit.errors import Infrastructure
 from refit.manifest import MANIFEST
 from trainer.batches import Batch, Loader
 from trainer.card import CARD
-from trainer.engine import Engine
+from trainer.engines import Engine
 from trainer.objective import Objective, attention_for, load
 from trainer.order import packs_of_step
 from trainer.task import Task
@@ -50,6 +50,8 @@ def export(engine: Engine, task: Task, loader: Loader) -> dict[str, Any]:
     folder = task.export / MODEL
     dtype = stored_dtype(task.base)
     _save(weights, task, folder, dtype)
+    if task.train.method == "qlora":  # it was trained on a coarser base than it is merged into
+        trained = unmerged(task.base, task.export / ADAPTER, batch, loader.length)
     difference = _difference(trained, folder, batch, loader.length)
     coarser = torch.bfloat16 if task.dtype == "bfloat16" else dtype
     if difference > TOLERANCE[coarser]:
@@ -83,7 +85,7 @@ def _weights(model: nn.Module, task: Task) -> dict[str, Tensor]:
 def _save(weights: dict[str, Tensor], task: Task, folder: Path, dtype: torch.dtype) -> None:
     # A fresh base in float32 is what the adapter is merged into: merging in bfloat16 would round twice.
     model = load(task.base, dtype=torch.float32, attention="eager")
-    if task.train.method == "lora":
+    if task.train.method != "full":
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, task.export / ADAPTER).merge_and_unload()
@@ -97,6 +99,15 @@ def _save(weights: dict[str, Tensor], task: Task, folder: Path, dtype: torch.dty
     for file in task.base.iterdir():
         if file.is_file() and not file.name.endswith((".safetensors", ".index.json", MANIFEST, CARD)):
             shutil.copyfile(file, folder / file.name)
+
+
+def unmerged(base: Path, adapter: Path, batch: Batch, length: int) -> Tensor:
+    """What an adapter answers at a batch's targets, laid over the whole base in float32."""
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(load(base, dtype=torch.float32, attention=attention_for(length)), adapter)
+    with torch.no_grad():
+        return Objective(model.eval(), bfloat16=False).logits(batch)
 
 
 def _difference(trained: Tensor, folder: Path, batch: Batch, length: int) -> float:

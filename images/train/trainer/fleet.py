@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--mfu", metavar="SHARE", help=f"share of that which training reaches; default: {UTILISATION}")
     group.add_argument("--gpu-price", metavar="PRICE", help="what one costs an hour, in any currency")
     group.add_argument("--goal", metavar="GOAL", help="sft: teach a task (default); pretrain: learn from plain text")
-    group.add_argument("--method", metavar="METHOD", help="full or lora; default: chosen by the goal and the data")
+    group.add_argument("--method", metavar="METHOD", help="full, lora or qlora; default: full or lora by goal and data")
 
 
 def cards_of(arguments: argparse.Namespace) -> Cards | None:

@@ -2,14 +2,15 @@
 
 A piece is a parameter's float32 weights and both of Adam's moments from some element on, flattened. Together the ranks
 hold each element once, whatever the ZeRO stage; so a state that was saved by some ranks is read by any number of them.
+Where tensor parallelism cuts a parameter, a window says where in it the elements of a rank's shard lie.
 The tensors are the engine's own memory: what is written to them is trained on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +19,39 @@ WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
 KINDS = (WEIGHT, *MOMENTS)
 
 
+class Window(NamedTuple):
+    """A shard of a flattened parameter: of each `of` elements the `width` from `first` on."""
+
+    first: int
+    width: int
+    of: int
+
+    def places(self, start: int, size: int) -> Tensor:
+        """Where the shard's elements start to start + size are in the parameter, ascending."""
+        at = torch.arange(start, start + size)
+        return at // self.width * self.of + self.first + at % self.width
+
+
 @dataclass(frozen=True)
 class Fragment:
-    """Elements start to start + len of a flattened parameter. `tensors` has one of each kind, of one length."""
+    """Elements start to start + len of a flattened parameter, or of a shard of it where there is a window.
+
+    `tensors` has one of each kind, of one length.
+    """
 
     name: str
     start: int
     tensors: dict[str, Tensor]
+    window: Window | None = None
 
     def __len__(self) -> int:
         return len(self.tensors[WEIGHT])
+
+    def seen(self, window: Window, numel: int) -> Fragment:
+        """The same of a shard of `numel` elements that lies so in its parameter."""
+        if window.width == numel:  # all in one stretch
+            return replace(self, start=self.start + window.first)
+        return replace(self, window=window)
 
 
 def of(engine: Any, stage: int, rank: int) -> Iterator[Fragment]:

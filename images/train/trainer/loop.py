@@ -22,7 +22,7 @@ from trainer import checkpoints, metrics, scene, snapshot
 from trainer.batches import Batch, Loader, Step
 from trainer.collectives import CLOCK
 from trainer.contents import Contents
-from trainer.engine import Engine
+from trainer.engines import Engine
 from trainer.schedule import learning_rate
 from trainer.skips import Skips
 from trainer.task import Task, Wire
@@ -48,6 +48,8 @@ class Loop:
         self._rank = distributed.get_rank()
         if self._rank == 0:
             self._contents = Contents(loader, domains.read(task.dataset, "train"))
+        # Ranks of a tensor-parallel group have the same loss; one of them says it.
+        self._counts = self._rank % task.train.tensor_parallel == 0
         self._saved_at: int | None = task.step if task.checkpoint else None
         self._saved_when = time.monotonic()
         self._spent: dict[str, float] = {}
@@ -184,7 +186,8 @@ class Loop:
     def _agree(self, nll: float) -> tuple[float, bool]:
         overdue = time.monotonic() - self._saved_when >= 60 * self._task.train.checkpoint.every_minutes
         votes = torch.tensor(
-            [nll, not math.isfinite(nll), self._stopping(), overdue and self._rank == 0], dtype=torch.float64
+            [nll if self._counts else 0.0, not math.isfinite(nll), self._stopping(), overdue and self._rank == 0],
+            dtype=torch.float64,
         )
         distributed.all_reduce(votes)
         self._stop, self._due = bool(votes[2] > 0), bool(votes[3] > 0)

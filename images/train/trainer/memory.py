@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Method = Literal["full", "lora", "qlora"]
-METHODS: tuple[Method, ...] = ("full", "lora")
-"""What a spec can ask for; qlora is only ever named as a way out."""
+METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
+"""What a spec can ask for; qlora is never chosen unasked, only named as a way out."""
 
 WEIGHT, GRADIENT, OPTIMIZER = 2, 2, 12
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from refit.spec import Train
+from trainer import quantized
 from trainer.batches import Batch
 
 EAGER_LENGTH = 512
@@ -67,8 +68,11 @@ class Objective(nn.Module):
 def build(base: Path, train: Train, *, dtype: str, length: int) -> Objective:
     """The objective of a recipe on a base model, the same on every rank."""
     torch.manual_seed(train.seed)
-    model = load(base, dtype=_resident(train, dtype), attention=attention_for(length))
-    if train.method == "lora":
+    if train.method == "qlora":
+        model = quantized.load(base, attention=attention_for(length))
+    else:
+        model = load(base, dtype=_resident(train, dtype), attention=attention_for(length))
+    if train.method != "full":
         model = adapt(model, train)
     model.train()
     return Objective(model, bfloat16=dtype == "bfloat16")

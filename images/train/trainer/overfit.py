@@ -23,7 +23,7 @@ from refit.errors import Diverged, PreflightRefused
 from refit.packed import WHOLE, Packed
 from refit.spec import Train
 from trainer.batches import Loader
-from trainer.engine import Engine
+from trainer.engines import Engine
 from trainer.order import packs_at
 from trainer.task import Task, Wire
 
@@ -88,7 +88,7 @@ def learn(engine: Engine, task: Task, loader: Loader, wire: Wire, allowed: int) 
 
 def steps_allowed(train: Train) -> int:
     """Steps that the spec gives a handful, before its minutes are known: a step here is one micro batch of a rank's."""
-    own = train.max_steps * (train.accumulation // train.ranks)
+    own = train.max_steps * (train.accumulation // (train.ranks // train.tensor_parallel))
     return min(train.overfit.steps, max(1, int(train.overfit.share * own)))
 
 

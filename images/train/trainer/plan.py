@@ -15,6 +15,7 @@ import torch
 from refit.spec import Train
 from trainer import tables
 from trainer.machine import arithmetic, cores, memory_bytes
+from trainer.memory import QUANTIZED
 from trainer.objective import attention_for
 from trainer.packs import Packs
 from trainer.shapes import count, trained_model
@@ -88,7 +89,9 @@ def memory_of(
     frozen = parameters - trainable
     least = {"optimizer": 1, "gradients": 2, "weights": 3}
     shared = {kind: ranks if stage >= first else 1 for kind, first in least.items()}
-    size = 2 if dtype == "bfloat16" and train.method == "lora" and stage < 3 else 4
+    size: float = 2 if dtype == "bfloat16" and train.method == "lora" and stage < 3 else 4
+    if train.method == "qlora":
+        size = QUANTIZED
     hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
     scores = 5 * heads * length if attention_for(length) == "eager" else 0
     return {

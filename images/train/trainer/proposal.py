@@ -110,6 +110,7 @@ def choose(train: Train, shape: Shape, packs: Packs, cards: Cards, *, goal: Goal
         "tensor_parallel": recipes.advise_tensor_parallel(
             parameters=shape.parameters, heads=shape.heads, ranks=ranks, memory=cards.memory
         ),
+        "pipeline_parallel": recipes.choose_pipeline_parallel(),
     }  # fmt: skip
     return Chosen(layout=layout, choices=choices, fits=fits[method.value], packs=amount, steps=steps)
 
@@ -139,7 +140,10 @@ def show(plan: dict[str, Any]) -> None:
 
 
 def _rooms(method: Method, train: Train, shape: Shape, packs: Packs, cards: Cards) -> dict[tuple[bool, int], int]:
-    """Packs that a card has room for, by gradient checkpointing and ZeRO stage; a card alone shares with nobody."""
+    """Packs that a card has room for, by gradient checkpointing and ZeRO stage.
+
+    A card alone shares with nobody, and weights in 4 bits are not shared out.
+    """
     layout = Layout(method=method, lora_rank=train.lora.rank, ranks=cards.count)
     return {
         (again, stage): largest_micro_batch(
@@ -147,7 +151,7 @@ def _rooms(method: Method, train: Train, shape: Shape, packs: Packs, cards: Card
             memory=cards.memory,
         )
         for again in (False, True)
-        for stage in (range(4) if cards.count > 1 else (0,))
+        for stage in (range(3 if method == "qlora" else 4) if cards.count > 1 else (0,))
     }  # fmt: skip
 
 

@@ -101,13 +101,13 @@ def choose_checkpointing(rooms: Mapping[tuple[bool, int], int]) -> Choice[bool]:
 
 
 def choose_stage(rooms: Mapping[int, int], *, ranks: int) -> Choice[int]:
-    """The lowest ZeRO stage with room for a pack; where there is none, the leanest: 3, or 0 on a card alone.
+    """The lowest ZeRO stage with room for a pack; where there is none, the highest.
 
     `rooms` are those with gradient checkpointing as it was chosen: arithmetic is dearer than messages.
     """
     fits = [stage for stage, room in sorted(rooms.items()) if room]
     if not fits:
-        return Choice(3 if ranks > 1 else 0, "no stage has room for a single pack")
+        return Choice(max(rooms), "no stage has room for a single pack")
     stage = fits[0]
     below = "nothing needs to be shared" if stage == 0 else f"stage {stage - 1} has no room for a pack"
     return Choice(stage, f"{SHARED[stage]}; {below}, and a higher one sends more messages")
@@ -180,14 +180,21 @@ def choose_checkpoint_minutes(size: int, *, ranks: int, most: float) -> Choice[f
 
 
 def advise_tensor_parallel(*, parameters: int, heads: int, ranks: int, memory: int) -> Choice[int]:
-    """How many cards might share each matrix; advice only, this trainer does not do it."""
+    """How many cards might share each matrix: advice, for the other choices are made without it."""
     if parameters < WIDE_FROM:
         return Choice(1, f"below {WIDE_FROM / 1e9:g} billion parameters ZeRO is enough")
     # Our rule: so many cards that weights and gradients of 2 bytes each take half of their memory.
     degree = next((n for n in (2, 4, 8) if 4 * parameters / n <= memory / 2), 8)
     while degree > 1 and (degree > ranks or heads % degree):
         degree //= 2
-    return Choice(degree, "worth a trial within a node; advice, this trainer shares weights by ZeRO only")
+    return Choice(
+        degree, "worth a trial within a node, for full training at ZeRO 1 or 2; advice: the rest is planned without"
+    )
+
+
+def choose_pipeline_parallel() -> Choice[int]:
+    """How many groups of cards hold a stretch of layers each: nobody does that yet, and this is its place."""
+    return Choice(1, "comes later; ZeRO and tensor parallelism share a model out until then")
 
 
 def _nearest(parameters: int) -> float:

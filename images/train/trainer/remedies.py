@@ -50,15 +50,15 @@ def _ways(shape: Shape, layout: Layout, packs: Packs, cards: Cards, goal: Goal) 
     if goal == "sft":
         four_bit = leanest(replace(layout, method="qlora"))
         if _fits(shape, four_bit, packs, cards):
-            yield f"QLoRA (weights in 4 bits, not in this trainer yet), which takes {_gib(shape, four_bit, packs)}"
+            yield f"QLoRA on these (weights in 4 bits, --method qlora), which takes {_gib(shape, four_bit, packs)}"
     lean = leanest(layout)
     kinds = bytes_per_rank(shape, lean, length=packs.length, targets=packs.targets)
     left = sum(kinds.values()) - kinds["optimizer"]
     if left <= usable(cards.memory):
         host = kinds["optimizer"] * layout.ranks / GIB
         yield (
-            f"the optimizer in the host's memory (ZeRO-Offload, not in this trainer yet): {left / GIB:.1f} GiB stay on "
-            f"a card, {host:.0f} GiB go to the host"
+            f"the optimizer in the host's memory (train.offload: optimizer, at ZeRO 1 to 3): {left / GIB:.1f} GiB stay "
+            f"on a card, {host:.0f} GiB go to the host"
         )
     half = replace(packs, length=packs.length // 2, targets=packs.targets / 2)
     if half.length and _fits(shape, lean, half, cards):

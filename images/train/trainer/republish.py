@@ -123,7 +123,10 @@ def _refuse_another(output: str, found: Checkpoint) -> None:
 def task_of(job: Job, inputs: Inputs, found: Checkpoint, folder: Path, mode: Mode = "export") -> Task:
     """What ranks that work on a checkpoint are told, in a folder of their own."""
     facts = found.manifest.facts
-    ranks = 1 if job.spec.train.zero_stage == 0 else int(facts["ranks"])
+    train = job.spec.train
+    ranks = 1 if train.zero_stage == 0 else int(facts["ranks"])
+    if ranks % train.tensor_parallel:  # saved by another layout than the job asks for by now
+        ranks = train.tensor_parallel
     log.event(mode, checkpoint=found.uri, ranks=ranks, dtype=facts["dtype"])
     return Task(
         mode=mode, job=job, fingerprint=inputs.fingerprint, dataset=inputs.dataset, base=inputs.base, folder=folder,

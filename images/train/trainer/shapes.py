@@ -58,7 +58,7 @@ def trained_model(base: Path, train: Train) -> nn.Module:
     """The model that a recipe would train, without any weights."""
     model = model_of(base)
     with torch.device("meta"):
-        return adapt(model, train) if train.method == "lora" else model
+        return adapt(model, train) if train.method != "full" else model
 
 
 def count(model: nn.Module) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from refit.errors import Infrastructure
 from refit.manifest import Manifest
 from refit.store import join, store_for
 from trainer import checkpoints, writer
-from trainer.engine import Engine
+from trainer.engines import Engine
 from trainer.task import Task
 
 

@@ -1,7 +1,8 @@
 """The state of a training on disk: weights and optimizer in pieces, a safetensors file a rank, read by any ranks.
 
     state-rank-<r>.safetensors    float32, one-dimensional, `<parameter>@<first element>/<kind>` with the kinds of
-                                  `fragments`; its metadata has the optimizer's steps
+                                  `fragments`; of a shard that is no stretch of its parameter
+                                  `<parameter>@<first element>~<window>/<kind>`; its metadata has the optimizer's steps
 
 Who reads takes what it holds itself out of whichever files have it, by slices: nobody has the whole in memory, and
 nothing is unpickled.
@@ -21,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from refit.errors import BadInput
-from trainer.fragments import KINDS, WEIGHT, Fragment
+from trainer.fragments import KINDS, WEIGHT, Fragment, Window
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class State:
     def of(cls, fragments: Iterable[Fragment], steps: int) -> Self:
         """Copy the pieces: what is trained on may change from here on."""
         copies = {
-            f"{one.name}@{one.start}/{kind}": tensor.detach().to("cpu", copy=True)
+            f"{one.name}@{_written(one)}/{kind}": tensor.detach().to("cpu", copy=True)
             for one in fragments
             for kind, tensor in one.tensors.items()
         }
@@ -52,6 +53,7 @@ class _Place:
     size: int
     file: Any
     key: str
+    window: Window | None
 
 
 class Reader:
@@ -85,6 +87,13 @@ class Reader:
         """
         out, found = torch.empty(size, dtype=torch.float32), 0
         for place in self._places.get((name, kind), ()):
+            if place.window is not None:
+                places = place.window.places(place.start, place.size) - start
+                inside = (places >= 0) & (places < size)
+                if inside.any():
+                    out[places[inside]] = place.file.get_tensor(place.key)[inside]
+                    found += int(inside.sum())
+                continue
             first, last = max(start, place.start), min(start + size, place.start + place.size)
             if first < last:
                 piece = place.file.get_slice(place.key)[first - place.start : last - place.start]
@@ -97,6 +106,14 @@ class Reader:
             )
         return out
 
+    def seen(self, name: str, kind: str, start: int, size: int, window: Window | None) -> Tensor:
+        """Elements start to start + size of a shard, or of the parameter where there is no window."""
+        if window is None:
+            return self.read(name, kind, start, size)
+        places = window.places(start, size)
+        first = int(places[0])
+        return self.read(name, kind, first, int(places[-1]) + 1 - first)[places - first]
+
     def whole(self, name: str, size: int) -> Tensor:
         """All weights of a parameter of so many elements, flattened."""
         return self.read(name, WEIGHT, 0, size)
@@ -105,15 +122,21 @@ class Reader:
         """Put the state into an engine's pieces."""
         for one in fragments:
             for kind in KINDS:
-                one.tensors[kind].copy_(self.read(one.name, kind, one.start, len(one)))
+                one.tensors[kind].copy_(self.seen(one.name, kind, one.start, len(one), one.window))
 
     def _add(self, file: Any) -> None:
         self.steps = max(self.steps, int((file.metadata() or {}).get("steps", 0)))
         for key in file.keys():  # noqa: SIM118 (it is no mapping)
             name, _, rest = key.rpartition("@")
-            start, _, kind = rest.partition("/")
+            where, _, kind = rest.partition("/")
+            start, *window = (int(number) for number in where.split("~"))
             (size,) = file.get_slice(key).get_shape()
-            self._places.setdefault((name, kind), []).append(_Place(int(start), size, file, key))
+            place = _Place(start, size, file, key, Window(*window) if window else None)
+            self._places.setdefault((name, kind), []).append(place)
+
+
+def _written(one: Fragment) -> str:
+    return "~".join(str(number) for number in (one.start, *(one.window or ())))
 
 
 def _name(rank: int | str) -> str:

@@ -24,7 +24,8 @@ from refit.errors import Diverged
 from refit.packed import Packed
 from refit.spec import Validation
 from trainer.batches import to_batch
-from trainer.engine import Engine
+from trainer.engines import Engine
+from trainer.tensor_parallel import share
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ class Validator:
 
     def __init__(
         self, engine: Engine, split: Packed, domains: Domains | None, settings: Validation, *, micro_batch: int,
-        best: Best | None, beat: Callable[[], None] = lambda: None,
+        best: Best | None, beat: Callable[[], None] = lambda: None, group: int = 1,
     ) -> None:  # fmt: skip
         self._engine, self._split, self._domains, self._settings = engine, split, domains, settings
-        self._micro_batch, self._beat = micro_batch, beat
+        self._micro_batch, self._beat, self._group = micro_batch, beat, group
         self.best = best
 
     def is_due(self, step: int, last: int) -> bool:
@@ -107,12 +108,12 @@ class Validator:
         return Look(means[0], {name: means[1 + names.index(name)] for name in known})
 
     def _share(self) -> list[tuple[NDArray[np.int64], bool]]:
-        """This rank's batches of packs. All ranks have as many, since with ZeRO 3 a forward pass is everybody's: who
-        has too few takes the first one again, and does not count it.
+        """This rank's batches of packs, which are those of its tensor-parallel group. All ranks have as many, since
+        with ZeRO 3 a forward pass is everybody's: who has too few takes the first one again, and does not count it.
         """
         packs = np.arange(self._split.header.packs)
         batches = [packs[at : at + self._micro_batch] for at in range(0, len(packs), self._micro_batch)]
-        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+        rank, ranks = share(distributed.get_rank(), distributed.get_world_size(), self._group)
         turns = -(-len(batches) // ranks)
         own = [rank + turn * ranks for turn in range(turns)]
         return [(batches[at], True) if at < len(batches) else (batches[0], False) for at in own]

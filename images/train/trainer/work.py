@@ -14,15 +14,16 @@ from torch import distributed
 from refit import domains
 from refit.errors import Diverged, PreflightRefused
 from refit.store import store_for
-from trainer import checkpoints, collectives, early, overfit, snapshot, tried
+from trainer import checkpoints, collectives, early, engines, overfit, snapshot, tried
 from trainer.batches import Loader
-from trainer.engine import Engine, connect
+from trainer.engines import Engine
 from trainer.export import export
 from trainer.inputs import train_split, validation_split
 from trainer.loop import Loop
 from trainer.objective import build
 from trainer.probe import Probe
 from trainer.task import Task, Wire
+from trainer.tensor_parallel import share
 from trainer.validation import Best, Validator
 
 Stopping = Callable[[], bool]
@@ -32,9 +33,10 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     """Join the other ranks and do the task."""
     rank = int(os.environ["RANK"])
     collectives.watch()
-    connect(task.rendezvous, rank, task.ranks)
+    engines.connect(task.train, task.rendezvous, rank, task.ranks)
     wire.send("beat")
-    loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
+    own, shares = share(rank, task.ranks, task.train.tensor_parallel)
+    loader = Loader(train_split(task.dataset), task.train, rank=own, ranks=shares)
     work = {"train": _train, "overfit": _overfit, "smoke": _smoke, "trial": _trial, "replay": _replay,
             "export": _export, "early": _early}[task.mode]  # fmt: skip
     result = work(task, loader, wire, stopping)
@@ -71,7 +73,7 @@ def _validator(engine: Engine, task: Task, wire: Wire) -> Validator | None:
     split = validation_split(task.dataset)
     return Validator(
         engine, split, domains.read(task.dataset, "validation"), settings, micro_batch=task.train.micro_batch,
-        best=Best(**best) if best else None, beat=lambda: wire.send("beat"),
+        best=Best(**best) if best else None, beat=lambda: wire.send("beat"), group=task.train.tensor_parallel,
     )  # fmt: skip
 
 
@@ -189,4 +191,5 @@ def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[
 
 
 def _engine(task: Task, loader: Loader) -> Engine:
-    return Engine(build(task.base, task.train, dtype=task.dtype, length=loader.length), task.train)
+    objective = build(task.base, task.train, dtype=task.dtype, length=loader.length)
+    return engines.start(objective, task.train, task.ranks)
