@@ -25,7 +25,7 @@ from refit.errors import (
 )
 from refit.job import JobRun
 from refit.states import State
-from trainer import checkpoints, metrics
+from trainer import checkpoints, grace, metrics
 from trainer.checkpoints import Checkpoint
 from trainer.inputs import Inputs
 from trainer.ranks import Ranks
@@ -40,8 +40,14 @@ LAST_WORDS_SECONDS = 5.0
 RECENT_STEPS = 10
 """Speed and time left are told from so many last steps."""
 
-STOP_SECONDS = 120.0
-"""How long the ranks may take to a checkpoint when they are told to stop; a pod's grace period is shorter or equal."""
+
+SAVING = {
+    "save_failed": "the {tier} of step {step} could not be saved, on rank {rank}: {why}",
+    "save_skipped": "told to stop {seconds_left:.0f} s before the end; step {step} is not saved, that takes "
+    "{save_seconds:.0f} s. Raise train.checkpoint.grace_seconds",
+    "save_stuck": "the save of step {step} has been under way for {seconds:.0f} s; look at the disk",
+}
+"""What rank 0 tells of saves that did not go well, in words."""
 
 
 class Launcher:
@@ -61,6 +67,7 @@ class Launcher:
         self._train = run.spec.train
         self._scene = scene
         self._total = scene.step if scene else self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
+        self._grace = grace.budget(self._train.checkpoint)
         self._stop = False
         self._shown, self._told = 0.0, -1
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
@@ -80,6 +87,8 @@ class Launcher:
                 try:
                     return self._launch(launch)
                 except Infrastructure as error:
+                    if self._stop:
+                        raise  # no launch more: there is no time for one
                     if launch > self._train.max_restarts:
                         raise NodeLost(f"{error}\nThe ranks were lost {launch} times; train.max_restarts allows "
                                        f"{self._train.max_restarts}.") from error  # fmt: skip
@@ -103,8 +112,11 @@ class Launcher:
                 if self._stop and asked_at is None:
                     asked_at = time.monotonic()
                     ranks.signal(signal.SIGTERM)
-                if asked_at is not None and time.monotonic() - asked_at > STOP_SECONDS:
-                    raise Preempted(f"told to stop; the ranks wrote no checkpoint within {STOP_SECONDS:.0f} s")
+                if asked_at is not None and time.monotonic() - asked_at > self._grace:
+                    raise Preempted(
+                        f"told to stop; the ranks had not ended within {self._grace:.0f} s. Raise "
+                        "train.checkpoint.grace_seconds"
+                    )
                 if self._mode == "smoke" and time.monotonic() - began > 60 * self._train.smoke_minutes:
                     raise PreflightRefused(
                         f"{self._train.smoke_steps} steps took more than {self._train.smoke_minutes:g} minutes. Use "
@@ -157,8 +169,10 @@ class Launcher:
                 if "validation_loss" in message:
                     log.event("validation", step=message["step"], loss=message["validation_loss"])
             elif kind == "saved":
-                log.event("checkpoint", step=message["step"])
+                log.event("checkpoint", **message)
                 metrics.upload(self._run.folder, self._run.job.output)
+            elif kind in SAVING:
+                self._run.event(State.RUNNING, SAVING[kind].format(**message), **{kind: message})
             elif kind == "result":
                 ranks.wait(LAST_WORDS_SECONDS)
                 return message

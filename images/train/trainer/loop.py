@@ -1,7 +1,8 @@
 """The training loop: one page, read from top to bottom.
 
-Before every optimizer step the ranks agree on four numbers: the loss, whether anything is not finite, whether to stop,
-whether to save. So they stop, save and give up at the same step, and a NaN on any of them moves nobody's weights.
+Before every optimizer step the ranks agree on the loss, whether anything is not finite, whether to stop, and how it
+stands with saving, in one all-reduce. So they stop, save and give up at the same step, and a NaN on any of them moves
+nobody's weights.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import torch
 from torch import distributed
 
 from refit.errors import Diverged, Preempted
-from trainer import metrics, scene, snapshot
+from trainer import metrics, scene
 from trainer.batches import Loader, Step
 from trainer.engine import Engine
+from trainer.saver import Saver
 from trainer.schedule import learning_rate
 from trainer.task import Task, Wire
 from trainer.validation import Validator
@@ -28,14 +30,13 @@ class Loop:
     """Optimizer steps, from wherever the engine stands."""
 
     def __init__(
-        self, engine: Engine, loader: Loader, task: Task, wire: Wire, stopping: Callable[[], bool] = lambda: False,
+        self, engine: Engine, loader: Loader, task: Task, wire: Wire, stopping: Callable[[], float] = lambda: 0.0,
         validator: Validator | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._loader, self._task, self._wire = engine, loader, task, wire
         self._stopping, self._validator = stopping, validator
         self._rank = distributed.get_rank()
-        self._saved_at: int | None = task.step if task.checkpoint else None
-        self._saved_when = time.monotonic()
+        self._saver = Saver(engine, task, wire, validator.best.step if validator and validator.best else None)
         self._spent: dict[str, float] = {}
 
     def run(self, step: int, until: int) -> dict[str, Any]:
@@ -54,10 +55,13 @@ class Loop:
                 metrics.append(self._task.folder, record)
             self._wire.send("step", **record)
             enough = self._validator is not None and self._validator.is_enough
-            if self._stop or self._due or step == until or self._planned(step) or is_best or enough:
-                self.save(step)
-            if self._stop and step < until and not enough:
-                raise Preempted(f"told to stop; step {step} is in a checkpoint")
+            if step == until or enough:
+                self._saver.save(step, self._facts())
+            elif self._stop:
+                self._saver.last(step, self._facts(), self._stopping())
+                raise Preempted(self._farewell(step))
+            else:
+                self._saver.after(step, self._facts(), must=is_best)
         return record
 
     def step(self, number: int) -> dict[str, Any]:
@@ -86,6 +90,7 @@ class Loop:
         record = {
             "step": number + 1, "loss": nll / step.weight, "grad_norm": norm, "lr": rate,
             "tokens": step.tokens, "targets": step.targets, "seconds": time.perf_counter() - began, **self._spent,
+            **self._saver.told(),
         }  # fmt: skip
         self._spent = {}
         return record
@@ -95,8 +100,12 @@ class Loop:
         if self._validator is None or not self._validator.is_due(step, until):
             return False
         self._wire.send("beat")
-        with self._clock("validation"):
-            look = self._validator.look(step)
+        try:
+            with self._clock("validation"):
+                look = self._validator.look(step)
+        except Diverged:
+            self._saver.finish(strict=False)
+            raise
         record["validation_loss"] = look.loss
         if look.domains:
             record["validation_losses"] = look.domains
@@ -105,33 +114,35 @@ class Loop:
         return self._validator.best is not None and self._validator.best.step == step
 
     def save(self, step: int) -> None:
-        """Write a checkpoint, unless this very step is in one."""
-        if step == self._saved_at:
-            return
-        self._wire.send("beat")
-        with self._clock("save"):
-            best = self._validator.best if self._validator else None
-            facts = {"dtype": self._task.dtype, "best": best.as_dict() if best else None}
-            snapshot.save(self._engine, self._task, step, facts, best.step if best else None)
-        self._saved_at, self._saved_when = step, time.monotonic()
-        self._wire.send("saved", step=step)
+        """Write a checkpoint, unless this very step is in one, and wait for it."""
+        self._saver.save(step, self._facts())
 
-    def _planned(self, step: int) -> bool:
-        every = self._task.train.checkpoint.every_steps
-        return every is not None and step % every == 0
+    def _facts(self) -> dict[str, Any]:
+        best = self._validator.best if self._validator else None
+        return {"dtype": self._task.dtype, "best": best.as_dict() if best else None}
+
+    def _farewell(self, step: int) -> str:
+        saved = self._saver.saved_at
+        if saved == step:
+            return f"told to stop; step {step} is in a checkpoint"
+        return (
+            f"told to stop after step {step}; there was no time left to save it, and the last checkpoint is of step "
+            f"{saved}. Raise train.checkpoint.grace_seconds"
+        )
 
     def _agree(self, nll: float) -> tuple[float, bool]:
-        overdue = time.monotonic() - self._saved_when >= 60 * self._task.train.checkpoint.every_minutes
-        votes = torch.tensor(
-            [nll, not math.isfinite(nll), self._stopping(), overdue and self._rank == 0], dtype=torch.float64
-        )
+        own = [nll, not math.isfinite(nll), self._stopping() > 0, *self._saver.votes()]
+        votes = torch.tensor(own, dtype=torch.float64)
         distributed.all_reduce(votes)
-        self._stop, self._due = bool(votes[2] > 0), bool(votes[3] > 0)
-        return float(votes[0]), bool(votes[1] > 0)
+        nll, bad, stop, *saving = votes.tolist()
+        self._stop = stop > 0
+        self._saver.heard(saving)
+        return nll, bad > 0
 
     def _diverged(self, number: int, step: Step, nll: float, why: str) -> Diverged:
+        self._saver.finish(strict=False)
         facts = {
-            "step": number + 1, "why": why, "loss": str(nll / step.weight), "checkpoint": self._saved_at,
+            "step": number + 1, "why": why, "loss": str(nll / step.weight), "checkpoint": self._saver.saved_at,
             "learning_rate": learning_rate(self._task.train, number),
             "gradient_norms": scene.by_layer(self._engine.gradient_norms()),
         }  # fmt: skip
@@ -139,7 +150,7 @@ class Loop:
             scene.keep(self._task.folder, facts, step.packs.tolist(), self._loader.split)
         return Diverged(
             f"step {number + 1}: {why}. The scene is in {scene.SCENE}; the last checkpoint is of step "
-            f"{self._saved_at}. `trainer replay` takes the step again and says where it begins; or lower "
+            f"{self._saver.saved_at}. `trainer replay` takes the step again and says where it begins; or lower "
             "train.learning_rate."
         )
 

@@ -24,7 +24,7 @@ from trainer.probe import Probe
 from trainer.task import Task, Wire
 from trainer.validation import Best, Validator
 
-Stopping = Callable[[], bool]
+Stopping = Callable[[], float]
 
 
 def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
