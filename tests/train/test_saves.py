@@ -16,6 +16,7 @@ import pytest
 import torch
 from conftest import House, call
 from safetensors.torch import load_file
+from test_kills import Running
 from torch import distributed
 
 from refit.errors import BadInput, Diverged, Infrastructure, Preempted
@@ -377,6 +378,24 @@ def test_a_save_killed_before_the_state_is_written_is_never_resumed_from(house: 
     assert found.step == 1
     checkpoints.clear_drafts(output)
     assert not draft.exists()
+
+
+@pytest.mark.integration
+def test_a_rank_that_cannot_write_its_part_costs_a_save_and_not_the_training(house: House) -> None:
+    running = Running(house, "saves-rank-1")
+    events = house.root / "saves-rank-1" / "events.jsonl"
+    running.until_step(1)
+    rank = running.rank(1)
+    resource.prlimit(rank, resource.RLIMIT_FSIZE, (32 << 10, resource.RLIM_INFINITY))
+    running.until(lambda: b"save_failed" in events.read_bytes())
+    resource.prlimit(rank, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    code, _, said = running.end()
+    assert code == 0, said
+    told = [line["save_failed"] for line in map(json.loads, events.read_text().splitlines()) if "save_failed" in line]
+    assert (told[0]["rank"], "File too large" in told[0]["why"]) == (1, True)
+    output = house.uri("saves-rank-1")
+    assert checkpoints.verify(checkpoints.address(output, 40)).step == 40
+    assert not list((house.root / "saves-rank-1" / "checkpoints").glob(".*")), "nothing half-written is left"
 
 
 @pytest.mark.integration
