@@ -84,7 +84,8 @@ class Training:
     def state(self, step: int) -> dict[str, torch.Tensor]:
         """What is in a checkpoint, whose files must match their hashes."""
         found = checkpoints.verify(checkpoints.address(self.output, step))
-        return load_file(store_for(found.uri).local(found.uri) / "state-rank-0.safetensors")
+        held = load_file(store_for(found.uri).local(found.uri) / "state-rank-0.safetensors")
+        return {name: tensor.clone() for name, tensor in held.items()}  # not the file's own pages
 
     def steps(self) -> list[int]:
         """The checkpoints that are there, newest first."""
@@ -340,6 +341,35 @@ def test_retention_keeps_the_best_and_the_newest_that_matches_its_hashes(tmp_pat
     files[10].write_bytes(bytes(1000))
     checkpoints.retain(output, 1, written=40)
     assert len(list(checkpoints.committed(output))) == 3, "where none is good, none goes"
+
+
+def test_where_all_checkpoints_are_damaged_the_copy_on_another_store_is_gone_on_from(solo: None, house: House) -> None:
+    copies = house.uri("saves-copies")
+    training = Training(house, "saves-copied", f"train.checkpoint.copy_to={copies}", "train.checkpoint.keep_last=1")
+    training.loop.step(0)
+    for step in (1, 2):
+        training.loop.save(step)
+    expected = training.state(2)
+    name = training.task.fingerprint
+    local = checkpoints.found(training.output, copies, name)
+    assert local is not None
+    assert local.uri == checkpoints.address(training.output, 2)
+    (training.folder / "checkpoints" / "step-2" / "state-rank-0.safetensors").write_bytes(b"")
+    found = checkpoints.found(training.output, copies, name)
+    assert found is not None
+    got = load_file(store_for(found.uri).local(found.uri) / "state-rank-0.safetensors")
+    assert all(torch.equal(got[key], expected[key]) for key in expected)
+    assert [one.step for one in checkpoints.committed(f"{copies}/{name}")] == [2]
+
+
+def test_a_copy_that_fails_is_told_and_the_checkpoint_stands(solo: None, house: House) -> None:
+    (house.root / "saves-no-folder").write_text("a file")
+    to = house.uri("saves-no-folder")
+    training = Training(house, "saves-uncopied", f"train.checkpoint.copy_to={to}")
+    training.loop.step(0)
+    training.loop.save(1)
+    assert training.steps() == [1]
+    assert training.said("copy_failed")[0]["step"] == 1
 
 
 KILLED = """

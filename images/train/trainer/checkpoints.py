@@ -16,7 +16,7 @@ from typing import Any
 
 from refit import log
 from refit.errors import BadInput, StoreUnavailable
-from refit.manifest import Manifest, damage
+from refit.manifest import MANIFEST, Manifest, damage
 from refit.store import FileStore, join, store_for
 
 KIND, FAST = "checkpoint", "weights"
@@ -78,10 +78,42 @@ def newest(output: str, fingerprint: str) -> Checkpoint | None:
     return None
 
 
+def found(output: str, copies: str | None, fingerprint: str) -> Checkpoint | None:
+    """The checkpoint to go on from: the newest whole one of the output, or of its copies where they have a newer one.
+
+    Raises:
+        BadInput: the folder holds checkpoints of another training.
+    """
+    here = newest(output, fingerprint)
+    there = newest(join(copies, fingerprint), fingerprint) if copies else None
+    if there is not None and (here is None or there.step > here.step):
+        log.event("checkpoint_from_copy", checkpoint=there.uri)
+        return there
+    return here
+
+
+def copy(checkpoint: Checkpoint, to: str) -> None:
+    """Put a copy of a checkpoint, with its own manifest's hashes, below another training's address.
+
+    Raises:
+        StoreUnavailable: what is there now does not match its hashes; the copy does not exist then.
+    """
+    uri = address(to, checkpoint.step)
+    store = store_for(uri)
+    store.remove(uri)
+    with store.publish(uri) as draft:
+        shutil.copytree(store_for(checkpoint.uri).local(checkpoint.uri), draft.path, dirs_exist_ok=True)
+        (draft.path / MANIFEST).unlink(missing_ok=True)
+        done = draft.commit(checkpoint.manifest)
+    if done.files != checkpoint.manifest.files:
+        store.remove(uri)
+        raise StoreUnavailable(f"{uri}: differs from {checkpoint.uri}, and was taken away again.")
+
+
 def best(uri: str) -> dict[str, Any] | None:
     """What a checkpoint says of the lowest loss on the validation split up to it; None where nobody had looked."""
-    found: dict[str, Any] | None = store_for(uri).require(uri, KIND).facts.get("best")
-    return found
+    told: dict[str, Any] | None = store_for(uri).require(uri, KIND).facts.get("best")
+    return told
 
 
 def kind_of(uri: str) -> str:
@@ -125,9 +157,9 @@ def retain(output: str, keep: int, best: Collection[int] = (), *, written: int |
             goes first, lest it takes the place of what is good.
     """
     store = store_for(output)
-    found = list(committed(output))
-    ahead = [one for one in found if written is not None and one.step > written]
-    past = found[len(ahead) :]
+    there = list(committed(output))
+    ahead = [one for one in there if written is not None and one.step > written]
+    past = there[len(ahead) :]
     gone = past[max(1, keep) :]
     if ahead or gone:
         good = next((one.step for one in past if not faults(one.uri, one.manifest)), None)

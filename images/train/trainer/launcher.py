@@ -45,6 +45,7 @@ SAVING = {
     "save_failed": "the {tier} of step {step} could not be saved, on rank {rank}: {why}",
     "save_skipped": "told to stop {seconds_left:.0f} s before the end; step {step} is not saved, that takes "
     "{save_seconds:.0f} s. Raise train.checkpoint.grace_seconds",
+    "copy_failed": "the checkpoint of step {step} has no copy below {to}: {why}",
     "save_stuck": "the save of step {step} has been under way for {seconds:.0f} s; look at the disk",
 }
 """What rank 0 tells of saves that did not go well, in words."""
@@ -146,7 +147,7 @@ class Launcher:
     def _found(self, output: str) -> Checkpoint | None:
         """The checkpoint to go on from."""
         if self._mode == "train":
-            return checkpoints.newest(output, self._inputs.fingerprint)
+            return checkpoints.found(output, self._train.checkpoint.copy_to, self._inputs.fingerprint)
         if self._scene is None or self._scene.checkpoint is None:
             return None
         return checkpoints.verify(checkpoints.address(str(self._run.job.options["of"]), self._scene.checkpoint))

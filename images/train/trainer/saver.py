@@ -28,9 +28,9 @@ from torch import Tensor, distributed
 
 from refit import files, log
 from refit.errors import Infrastructure, RefitError, StoreUnavailable
-from refit.store import Draft, store_for
+from refit.store import Draft, join, store_for
 from trainer import checkpoints, grace, room, snapshot
-from trainer.checkpoints import FAST, KIND
+from trainer.checkpoints import FAST, KIND, Checkpoint
 from trainer.engine import Engine
 from trainer.snapshot import Part, TakenOver
 from trainer.task import Task, Wire
@@ -242,6 +242,19 @@ class Saver:
                 checkpoints.retain(output, settings.keep_last, flight.keep, written=flight.step)
         except (OSError, StoreUnavailable) as error:  # the checkpoint is there, and that is what counts
             log.event("retention_failed", output=output, why=str(error))
+        if flight.kind == KIND and settings.copy_to is not None:
+            self._copy(flight, settings.copy_to)
+
+    def _copy(self, flight: Flight, to: str) -> None:
+        """The redundant copy. Where it fails the checkpoint is there all the same, and that is told."""
+        there = join(to, self._task.fingerprint)
+        try:
+            uri = checkpoints.address(self._task.job.output, flight.step)
+            made = Checkpoint(uri, flight.step, store_for(uri).require(uri, KIND))
+            checkpoints.copy(made, there)
+            checkpoints.retain(there, self._settings.keep_last, flight.keep, written=flight.step)
+        except (OSError, RefitError) as error:
+            self._tell("copy_failed", step=flight.step, why=str(error), to=there)
 
     def _follow(self, flight: Flight) -> None:
         meeting = self._meeting(flight.number)
