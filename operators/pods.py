@@ -6,6 +6,7 @@ REFIT_POD_TEMPLATE names; it is merged below what is said here.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,6 @@ RACK = "topology.refit/rack"
 
 GPU = "nvidia.com/gpu"
 TRAINING = ("preflight", "trial", "smoke", "train", "early")
-GRACE_SECONDS = 120
-"""What a training gets to write its checkpoint when its pod is sent away."""
 
 SHARED_MEMORY = "16Gi"
 """/dev/shm of a training pod: the 64 MiB of a container are too few for NCCL and data loaders."""
@@ -89,7 +88,7 @@ def dress(operator: JobOperator, job: Job) -> None:
     # The last lines of a job that could not even write its events become the pod's own reason.
     operator.termination_message_policy = "FallbackToLogsOnError"
     if training:
-        operator.termination_grace_period = GRACE_SECONDS
+        operator.termination_grace_period = math.ceil(train.checkpoint.grace_seconds)  # to write its checkpoint
         operator.volumes = [*operator.volumes, k8s.V1Volume(name="shm", empty_dir=k8s.V1EmptyDirVolumeSource(
             medium="Memory", size_limit=SHARED_MEMORY))]  # fmt: skip
         operator.volume_mounts = [*operator.volume_mounts, k8s.V1VolumeMount(name="shm", mount_path="/dev/shm")]

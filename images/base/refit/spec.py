@@ -239,13 +239,26 @@ class Lora(Spec):
 
 
 class Checkpoint(Spec):
-    """When training saves, and how much it keeps."""
+    """When training saves, and how much it keeps. Saving overlaps training.
+
+    Fast checkpoints hold weights only, to try them out or export them; nothing is resumed from them.
+    """
 
     every_steps: Count | None = None
     every_minutes: Positive = form(
         30.0, title="Checkpoint every", unit="minutes", help="At most this much work is lost when a machine dies."
     )
     keep_last: Count = 3
+    fast_every_steps: Count | None = None
+    fast_every_minutes: Positive | None = None
+    keep_fast: Count = 2
+    # Saves that fail one after the other (a full disk, say) before training ends for it.
+    max_failures: Count = 3
+    # A second copy of each full checkpoint goes below this address, one folder a training; a resume looks there for
+    # what is newer or whole. It is written by the same thread, and no save begins meanwhile.
+    copy_to: Uri | None = None
+    # From SIGTERM to SIGKILL; a pod gets as much.
+    grace_seconds: Positive = 120.0
 
 
 class Validation(Spec):

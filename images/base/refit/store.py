@@ -59,6 +59,10 @@ def unheard() -> None:
     """Tell nobody."""
 
 
+Check = Callable[[], None]
+"""Raises where something must not be."""
+
+
 @dataclass(frozen=True)
 class Copy:
     """A file on this machine's disk, and the sha256 of its bytes in hex."""
@@ -70,19 +74,21 @@ class Copy:
 class Draft:
     """A folder in the making: write below `path`, then `commit` once."""
 
-    def __init__(self, path: Path, finish: Callable[[Path, Manifest], Manifest]) -> None:
+    def __init__(self, path: Path, finish: Callable[[Path, Manifest, Check], Manifest]) -> None:
         self.path = path
         self.manifest: Manifest | None = None
         self._finish = finish
 
-    def commit(self, manifest: Manifest) -> Manifest:
+    def commit(self, manifest: Manifest, check: Check = unheard) -> Manifest:
         """Hash and publish the folder; returns the manifest with its files.
 
         Where another writer published the same folder first, theirs stands, ours is discarded, and theirs is returned.
+        `check` is called right before the folder comes to be, minutes after hashing began where it is large; what it
+        raises keeps the folder from being.
         """
         if self.manifest is not None:
             raise RuntimeError("a draft is committed once")
-        self.manifest = self._finish(self.path, manifest.model_copy(update={"files": describe(self.path)}))
+        self.manifest = self._finish(self.path, manifest.model_copy(update={"files": describe(self.path)}), check)
         return self.manifest
 
 
@@ -210,13 +216,14 @@ class FileStore(Store):
         folder = final.with_name(f".draft-{final.name}-{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}")
         folder.mkdir()
         try:
-            yield Draft(folder, lambda path, manifest: self._finish(uri, path, manifest))
+            yield Draft(folder, lambda path, manifest, check: self._finish(uri, path, manifest, check))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _finish(self, uri: str, draft: Path, manifest: Manifest) -> Manifest:
+    def _finish(self, uri: str, draft: Path, manifest: Manifest, check: Check) -> Manifest:
         files.write(draft / MANIFEST, manifest.model_dump_json(indent=1).encode())
         files.sync_tree(draft)
+        check()
         final = self.path(uri)
         if files.rename_folder(draft, final):
             return manifest

@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from refit import files, s3_objects
 from refit.errors import StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
-from refit.store import Copy, Draft, Heard, Store, cache_folder, join, unheard
+from refit.store import Check, Copy, Draft, Heard, Store, cache_folder, join, unheard
 
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket"}
 _TAKEN = {"412", "PreconditionFailed", "ConditionalRequestConflict"}
@@ -108,9 +108,9 @@ class S3Store(Store):
     @contextmanager
     def publish(self, uri: str) -> Iterator[Draft]:
         with tempfile.TemporaryDirectory() as folder:
-            yield Draft(Path(folder), lambda path, manifest: self._finish(uri, path, manifest))
+            yield Draft(Path(folder), lambda path, manifest, check: self._finish(uri, path, manifest, check))
 
-    def _finish(self, uri: str, draft: Path, manifest: Manifest) -> Manifest:
+    def _finish(self, uri: str, draft: Path, manifest: Manifest, check: Check) -> Manifest:
         theirs = self.manifest(uri)
         if theirs is not None:
             return theirs
@@ -120,6 +120,7 @@ class S3Store(Store):
                 self._client.upload_file(str(draft / file.path), bucket, key)
             except (Boto3Error, BotoCoreError, ClientError, OSError) as error:
                 raise StoreUnavailable(f"{uri}/{file.path}: {error}") from error
+        check()
         if self.create(join(uri, MANIFEST), manifest.model_dump_json(indent=1).encode()):
             return manifest
         return self.manifest(uri) or manifest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -178,16 +178,18 @@ class Engine:
             self._engine.train()
         return logits
 
-    def state(self) -> State:
-        """A copy of this rank's part of the weights and the optimizer's state."""
+    def state(self, kinds: Collection[str] = fragments.KINDS, buffers: dict[str, Tensor] | None = None) -> State:
+        """A copy of this rank's part of the weights and the optimizer's state; see `State.of`."""
         stage = self._train.zero_stage
         # What is whole on every rank of a group, one of them writes.
         first = distributed.get_rank() % self._tensor == 0
         pieces = (one for one in self._pieces(self._rank) if first or one.name in self._cut)
-        return State.of(pieces, fragments.steps_of(self._engine, stage))
+        return State.of(pieces, fragments.steps_of(self._engine, stage), kinds=kinds, buffers=buffers)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Go on from the state in a folder, whatever ranks wrote it; of an engine that has taken no step.
+
+        With `weights_only` the optimizer's moments stay 0: to look at the model, not to train it on.
 
         Raises:
             BadInput: it is not all there.
@@ -197,7 +199,7 @@ class Engine:
             fragments.prepare(self._engine, stage, reader.steps)
             # At stage 0 every rank has all of it, and one writes it.
             pieces = list(self._pieces(0 if stage == 0 else self._rank))
-            reader.fill(pieces)
+            reader.fill(pieces, (fragments.WEIGHT,) if weights_only else fragments.KINDS)
             fragments.settle(
                 self._engine, stage, pieces,
                 lambda name, size: reader.seen(name, fragments.WEIGHT, 0, size, self._cut.get(name)),

@@ -5,6 +5,7 @@ The engines are imported where they are chosen: DeepSpeed's import costs seconds
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,6 +13,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from refit.spec import Train
+from trainer.fragments import KINDS
 from trainer.objective import Objective
 from trainer.probe import Probe
 from trainer.state import State
@@ -54,11 +56,13 @@ class Engine(Protocol):
     def logits(self, batch: Any) -> Tensor:
         """What the model answers at a batch's targets, without dropout and without a gradient; all ranks together."""
 
-    def state(self) -> State:
-        """A copy of this rank's part of the weights and the optimizer's state."""
+    def state(self, kinds: Collection[str] = KINDS, buffers: dict[str, Tensor] | None = None) -> State:
+        """A copy of this rank's part of the weights and the optimizer's state; see `State.of`."""
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Go on from the state in a folder, whatever ranks wrote it; of an engine that has taken no step.
+
+        With `weights_only` the optimizer's moments stay 0: to look at the model, not to train it on.
 
         Raises:
             BadInput: it is not all there.

@@ -25,7 +25,7 @@ from refit.errors import (
 )
 from refit.job import JobRun
 from refit.states import State
-from trainer import checkpoints, metrics, prometheus, tried
+from trainer import checkpoints, grace, metrics, prometheus, tried
 from trainer.checkpoints import Checkpoint
 from trainer.idle import Idle, Idleness
 from trainer.inputs import Inputs
@@ -41,8 +41,15 @@ LAST_WORDS_SECONDS = 5.0
 RECENT_STEPS = 10
 """Speed and time left are told from so many last steps."""
 
-STOP_SECONDS = 120.0
-"""How long the ranks may take to a checkpoint when they are told to stop; a pod's grace period is shorter or equal."""
+
+SAVING = {
+    "save_failed": "the {tier} of step {step} could not be saved, on rank {rank}: {why}",
+    "save_skipped": "told to stop {seconds_left:.0f} s before the end; step {step} is not saved, that takes "
+    "{save_seconds:.0f} s. Raise train.checkpoint.grace_seconds",
+    "copy_failed": "the checkpoint of step {step} has no copy below {to}: {why}",
+    "save_stuck": "the save of step {step} has been under way for {seconds:.0f} s; look at the disk",
+}
+"""What rank 0 tells of saves that did not go well, in words."""
 
 
 class Launcher:
@@ -62,6 +69,7 @@ class Launcher:
         self._train = run.spec.train
         self._scene = scene
         self._total = scene.step if scene else self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
+        self._grace = grace.budget(self._train.checkpoint)
         self._stop = False
         self._phase: str | None = None
         self._shown, self._told = 0.0, -1
@@ -83,6 +91,8 @@ class Launcher:
                 try:
                     return self._launch(launch)
                 except Infrastructure as error:
+                    if self._stop:
+                        raise  # no launch more: there is no time for one
                     if self._phase == tried.LOOK:  # it was told; the kernel kills for memory without a word
                         raise PreflightRefused(tried.blind(self._train, str(error))) from error
                     if launch > self._train.max_restarts:
@@ -111,8 +121,11 @@ class Launcher:
                 if self._stop and asked_at is None:
                     asked_at = time.monotonic()
                     ranks.signal(signal.SIGTERM)
-                if asked_at is not None and time.monotonic() - asked_at > STOP_SECONDS:
-                    raise Preempted(f"told to stop; the ranks wrote no checkpoint within {STOP_SECONDS:.0f} s")
+                if asked_at is not None and time.monotonic() - asked_at > self._grace:
+                    raise Preempted(
+                        f"told to stop; the ranks had not ended within {self._grace:.0f} s. Raise "
+                        "train.checkpoint.grace_seconds"
+                    )
                 limit = tried.minutes(self._mode, self._train)
                 if limit is not None and time.monotonic() - began > 60 * limit:
                     raise PreflightRefused(tried.too_slow(self._mode, self._train, limit))
@@ -140,7 +153,7 @@ class Launcher:
     def _found(self, output: str) -> Checkpoint | None:
         """The checkpoint to go on from."""
         if self._mode == "train":
-            return checkpoints.newest(output, self._inputs.fingerprint)
+            return checkpoints.found(output, self._train.checkpoint.copy_to, self._inputs.fingerprint)
         if self._scene is None or self._scene.checkpoint is None:
             return None
         return checkpoints.verify(checkpoints.address(str(self._run.job.options["of"]), self._scene.checkpoint))
@@ -169,8 +182,10 @@ class Launcher:
                 self._phase = message["name"]
                 log.event("phase", name=self._phase)
             elif kind == "saved":
-                log.event("checkpoint", step=message["step"])
+                log.event("checkpoint", **message)
                 metrics.upload(self._run.folder, self._run.job.output)
+            elif kind in SAVING:
+                self._run.event(State.RUNNING, SAVING[kind].format(**message), **{kind: message})
             elif kind == "result":
                 ranks.wait(LAST_WORDS_SECONDS)
                 return message

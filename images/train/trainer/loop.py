@@ -1,7 +1,8 @@
 """The training loop: one page, read from top to bottom.
 
-Before every optimizer step the ranks agree on four numbers: the loss, whether anything is not finite, whether to stop,
-whether to save. So they stop, save and give up at the same step, and a NaN on any of them moves nobody's weights.
+Before every optimizer step the ranks agree on the loss, whether anything is not finite, whether to stop, and how it
+stands with saving, in one all-reduce. So they stop, save and give up at the same step, and a NaN on any of them moves
+nobody's weights.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from torch import distributed
 from refit import domains
 from refit.errors import Diverged, Preempted
 from refit.spec import Skip
-from trainer import checkpoints, metrics, scene, snapshot
+from trainer import checkpoints, metrics, scene
 from trainer.batches import Batch, Loader, Step
 from trainer.collectives import CLOCK
 from trainer.contents import Contents
 from trainer.engines import Engine
+from trainer.saver import Saver
 from trainer.schedule import learning_rate
 from trainer.skips import Skips
 from trainer.task import Task, Wire
@@ -40,7 +42,7 @@ class Loop:
     """Optimizer steps, from wherever the engine stands."""
 
     def __init__(
-        self, engine: Engine, loader: Loader, task: Task, wire: Wire, stopping: Callable[[], bool] = lambda: False,
+        self, engine: Engine, loader: Loader, task: Task, wire: Wire, stopping: Callable[[], float] = lambda: 0.0,
         validator: Validator | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._loader, self._task, self._wire = engine, loader, task, wire
@@ -50,8 +52,7 @@ class Loop:
             self._contents = Contents(loader, domains.read(task.dataset, "train"))
         # Ranks of a tensor-parallel group have the same loss; one of them says it.
         self._counts = self._rank % task.train.tensor_parallel == 0
-        self._saved_at: int | None = task.step if task.checkpoint else None
-        self._saved_when = time.monotonic()
+        self._saver = Saver(engine, task, wire, validator.best.step if validator and validator.best else None)
         self._spent: dict[str, float] = {}
         self._usage = Usage(task, engine.sizes)
         # What is tried out may not be passed over.
@@ -74,10 +75,13 @@ class Loop:
                 metrics.append(self._task.folder, record)
             self._wire.send("step", **record)
             enough = self._validator is not None and self._validator.is_enough
-            if self._stop or self._due or step == until or self._planned(step) or is_best or enough:
-                self.save(step)
-            if self._stop and step < until and not enough:
-                raise Preempted(f"told to stop; step {step} is in a checkpoint")
+            if step == until or enough:
+                self._saver.save(step, self._of_checkpoint())
+            elif self._stop:
+                self._saver.last(step, self._of_checkpoint(), self._stopping())
+                raise Preempted(self._farewell(step))
+            else:
+                self._saver.after(step, self._of_checkpoint(), must=is_best)
         return record
 
     def step(self, number: int) -> dict[str, Any]:
@@ -109,6 +113,7 @@ class Loop:
             "tokens": step.tokens, "targets": step.targets, **holds,
             **({} if why is None else self._pass_over(number, step, nll, why)),
             "seconds": time.perf_counter() - began, **self._spent,
+            **self._saver.told(),
         }  # fmt: skip
         record |= self._usage.of(step.tokens, record["seconds"])
         self._spent = {}
@@ -156,8 +161,12 @@ class Loop:
         if self._validator is None or not self._validator.is_due(step, until):
             return False
         self._wire.send("beat")
-        with self._clock("validation"):
-            look = self._validator.look(step)
+        try:
+            with self._clock("validation"):
+                look = self._validator.look(step)
+        except Diverged:
+            self._saver.finish(strict=False)
+            raise
         record["validation_loss"] = look.loss
         if look.domains:
             record["validation_losses"] = look.domains
@@ -166,36 +175,36 @@ class Loop:
         return self._validator.best is not None and self._validator.best.step == step
 
     def save(self, step: int) -> None:
-        """Write a checkpoint, unless this very step is in one."""
-        if step == self._saved_at:
-            return
-        self._wire.send("beat")
-        with self._clock("save"):
-            best = self._validator.best if self._validator else None
-            facts: dict[str, Any] = {"dtype": self._task.dtype, "best": best.as_dict() if best else None}
-            if self._skips.steps:
-                facts["skipped"] = self._skips.steps
-            snapshot.save(self._engine, self._task, step, facts, best.step if best else None)
-        self._saved_at, self._saved_when = step, time.monotonic()
-        self._wire.send("saved", step=step)
+        """Write a checkpoint, unless this very step is in one, and wait for it."""
+        self._saver.save(step, self._of_checkpoint())
 
-    def _planned(self, step: int) -> bool:
-        every = self._task.train.checkpoint.every_steps
-        return every is not None and step % every == 0
+    def _of_checkpoint(self) -> dict[str, Any]:
+        """What a checkpoint's manifest tells beside what every one does."""
+        best = self._validator.best if self._validator else None
+        facts: dict[str, Any] = {"dtype": self._task.dtype, "best": best.as_dict() if best else None}
+        return facts | ({"skipped": list(self._skips.steps)} if self._skips.steps else {})
+
+    def _farewell(self, step: int) -> str:
+        saved = self._saver.saved_at
+        if saved == step:
+            return f"told to stop; step {step} is in a checkpoint"
+        return (
+            f"told to stop after step {step}; there was no time left to save it, and the last checkpoint is of step "
+            f"{saved}. Raise train.checkpoint.grace_seconds"
+        )
 
     def _agree(self, nll: float) -> tuple[float, bool]:
-        overdue = time.monotonic() - self._saved_when >= 60 * self._task.train.checkpoint.every_minutes
-        votes = torch.tensor(
-            [nll if self._counts else 0.0, not math.isfinite(nll), self._stopping(), overdue and self._rank == 0],
-            dtype=torch.float64,
-        )
+        own = [nll if self._counts else 0.0, not math.isfinite(nll), self._stopping() > 0, *self._saver.votes()]
+        votes = torch.tensor(own, dtype=torch.float64)
         distributed.all_reduce(votes)
-        self._stop, self._due = bool(votes[2] > 0), bool(votes[3] > 0)
-        return float(votes[0]), bool(votes[1] > 0)
+        nll, bad, stop, *saving = votes.tolist()
+        self._stop = stop > 0
+        self._saver.heard(saving)
+        return nll, bad > 0
 
     def _facts(self, number: int, step: Step, nll: float, why: str) -> dict[str, Any]:
         return {
-            "step": number + 1, "why": why, "loss": str(nll / step.weight), "checkpoint": self._saved_at,
+            "step": number + 1, "why": why, "loss": str(nll / step.weight), "checkpoint": self._saver.saved_at,
             "learning_rate": learning_rate(self._task.train, number),
             "gradient_norms": scene.by_layer(self._engine.gradient_norms()),
         }  # fmt: skip
@@ -206,7 +215,7 @@ class Loop:
             scene.keep(self._task.folder, facts, step.packs.tolist(), self._loader.split)
         return Diverged(
             f"step {number + 1}: {why}. The scene is in {scene.SCENE}; the last checkpoint is of step "
-            f"{self._saved_at}. `trainer replay` takes the step again and says where it begins; or lower "
+            f"{self._saver.saved_at}. `trainer replay` takes the step again and says where it begins; or lower "
             f"train.learning_rate.{self._skips.told}"
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,19 +100,23 @@ class PlainEngine:
             self.module.train()
         return logits
 
-    def state(self) -> State:
-        """A copy of the weights and the optimizer's state."""
-        return State.of(fragments.of(self, STAGE, 0), fragments.steps_of(self, STAGE))
+    def state(self, kinds: Collection[str] = fragments.KINDS, buffers: dict[str, Tensor] | None = None) -> State:
+        """A copy of the weights and the optimizer's state; see `State.of`."""
+        pieces = fragments.of(self, STAGE, 0)
+        return State.of(pieces, fragments.steps_of(self, STAGE), kinds=kinds, buffers=buffers)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Go on from the state in a folder, whatever engine and ranks wrote it; of an engine that has taken no step.
+
+        With `weights_only` the optimizer's moments stay 0: to look at the model, not to train it on.
 
         Raises:
             BadInput: it is not all there.
         """
         with torch.no_grad(), Reader(folder) as reader:
             fragments.prepare(self, STAGE, reader.steps)
-            reader.fill(list(fragments.of(self, STAGE, 0)))
+            kinds = (fragments.WEIGHT,) if weights_only else fragments.KINDS
+            reader.fill(list(fragments.of(self, STAGE, 0)), kinds)
 
     @contextmanager
     def whole(self) -> Iterator[Objective]:

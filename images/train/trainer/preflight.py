@@ -98,6 +98,9 @@ def need_of(train: Train, plan: dict[str, Any], output: str) -> Need:
     else:
         count = 1  # the one being written; finished ones are in the store
     model = EXPORT_BYTES * int(plan["parameters"])
+    if train.checkpoint.fast_every_steps or train.checkpoint.fast_every_minutes:
+        # A fast one is a third of a full one: the weights, without both moments.
+        count += -(-(train.checkpoint.keep_fast + 1) // 3)
     return Need(
         ranks=train.ranks, gpus=train.gpus_per_node, disk=count * one + model,
         disk_for=f"{count} checkpoint(s) of {one / (1 << 30):.2f} GiB, and {model / (1 << 30):.2f} GiB for the model",

@@ -10,6 +10,7 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,15 +23,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Stop:
-    """Set by SIGTERM, read between steps."""
+    """Set by SIGTERM, read between steps: how many seconds ago it came, 0 when it has not."""
 
-    asked = False
+    asked_at: float | None = None
 
-    def __call__(self) -> bool:
-        return self.asked
+    def __call__(self) -> float:
+        return 0.0 if self.asked_at is None else max(1e-9, time.monotonic() - self.asked_at)
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
-        self.asked = True
+        self.asked_at = self.asked_at or time.monotonic()
 
 
 def main() -> int:

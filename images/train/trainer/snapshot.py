@@ -1,60 +1,85 @@
-"""What a checkpoint holds, and how all ranks write one together so that it is there whole or not at all."""
+"""What a checkpoint holds: each rank copies its part and writes it; rank 0 makes them a checkpoint, or nothing."""
 
 from __future__ import annotations
 
 import base64
 import json
 import random
-from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
-from refit.errors import Infrastructure
+from refit import files
+from refit.errors import BadInput, Infrastructure
 from refit.manifest import Manifest
-from refit.store import join, store_for
+from refit.store import Draft, join, store_for
 from trainer import checkpoints, writer
 from trainer.engines import Engine
+from trainer.fragments import WEIGHT
+from trainer.state import State
+from trainer.state import name_of as state_of
 from trainer.task import Task
 
 
-def save(engine: Engine, task: Task, step: int, facts: dict[str, Any], best: int | None = None) -> None:
-    """Write the checkpoint of `step` finished steps; all ranks together. Afterwards only the newest few are kept, and
-    that of the step `best`.
+class TakenOver(Infrastructure):
+    """Another trainer writes to the output: this one ends."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of a checkpoint, copied: the training may go on. `random` is None in a fast one."""
+
+    rank: int
+    state: State
+    random: dict[str, Any] | None
+
+    @classmethod
+    def take(cls, engine: Engine, kind: str, buffers: dict[str, Tensor]) -> Part:
+        """Copy what belongs into a checkpoint of a kind, into memory of an earlier copy where there is some."""
+        rank = distributed.get_rank()
+        if kind == checkpoints.FAST:
+            return cls(rank, engine.state((WEIGHT,), buffers), None)
+        return cls(rank, engine.state(buffers=buffers), _rng_state())
+
+    def write(self, folder: Path) -> None:
+        """Write it into a draft. Each file has its name once it is whole."""
+        if self.random is not None:
+            files.write(folder / _rng_name(self.rank), json.dumps(self.random).encode())
+        self.state.write(folder, self.rank)
+
+
+def written(folder: Path, ranks: int) -> bool:
+    """Whether all ranks' parts are in a draft. The state is what a rank writes last."""
+    return all((folder / state_of(rank)).is_file() for rank in range(ranks))
+
+
+def commit(draft: Draft, task: Task, step: int, kind: str, facts: dict[str, Any]) -> None:
+    """Make a draft with all ranks' parts a checkpoint.
 
     Raises:
-        Infrastructure: another trainer has taken the output over.
+        TakenOver: another trainer has taken the output over; nothing is committed.
     """
-    rank = distributed.get_rank()
-    uri = checkpoints.address(task.job.output, step)
-    store = store_for(uri)
-    with ExitStack() as stack:
-        draft = stack.enter_context(store.publish(uri)) if rank == 0 else None
-        folder = Path(_from_rank_0(str(draft.path) if draft else None))
-        engine.state().write(folder, rank)
-        (folder / _rng_name(rank)).write_text(json.dumps(_rng_state()), encoding="utf-8")
-        distributed.barrier()
-        if draft is not None:
-            if not writer.holds(task.job.output, task.token):
-                raise Infrastructure(f"{task.job.output}: another trainer has taken over; this one commits nothing.")
-            store.remove(uri)  # of a future that was abandoned, or damaged: this one takes its place
-            draft.commit(
-                Manifest(
-                    kind=checkpoints.KIND, fingerprint=task.fingerprint,
-                    facts={"step": step, "ranks": task.ranks, "zero_stage": task.train.zero_stage, **facts},
-                )
-            )  # fmt: skip
-            checkpoints.retain(task.job.output, task.train.checkpoint.keep_last, best)
-    distributed.barrier()  # nobody goes on, or ends, as if it were there before it is
+    uri = checkpoints.address(task.job.output, step, kind)
+    _still_ours(task)
+    store_for(uri).remove(uri)  # of a future that was abandoned, or damaged: this one takes its place
+    facts = {"step": step, "ranks": task.ranks, "zero_stage": task.train.zero_stage, **facts}
+    draft.commit(Manifest(kind=kind, fingerprint=task.fingerprint, facts=facts), check=lambda: _still_ours(task))
 
 
 def load(engine: Engine, task: Task, uri: str) -> None:
-    """Go back to a checkpoint: weights, optimizer, and last the random numbers of this rank."""
+    """Go back to a checkpoint: weights, optimizer, and last the random numbers of this rank.
+
+    Raises:
+        BadInput: it holds weights only, and the task is to train.
+    """
     folder = store_for(uri).local(uri)
-    engine.load(folder)
+    if checkpoints.kind_of(uri) == checkpoints.FAST and task.mode != "export":
+        raise BadInput(f"{uri}: holds weights only, without the optimizer; nothing is resumed from it.")
+    engine.load(folder, weights_only=checkpoints.kind_of(uri) == checkpoints.FAST)
     state = folder / _rng_name(distributed.get_rank())
     if state.is_file():  # not there when more ranks go on than saved
         _set_rng_state(json.loads(state.read_text(encoding="utf-8")))
@@ -66,10 +91,9 @@ def size(output: str, step: int) -> int:
     return sum(file.size for file in manifest.files) if manifest else 0
 
 
-def _from_rank_0(value: str | None) -> str:
-    held = [value]
-    distributed.broadcast_object_list(held, src=0)
-    return str(held[0])
+def _still_ours(task: Task) -> None:
+    if not writer.holds(task.job.output, task.token):
+        raise TakenOver(f"{task.job.output}: another trainer has taken over; this one commits nothing.")
 
 
 def _rng_name(rank: int) -> str:

@@ -26,7 +26,7 @@ from trainer.task import Task, Wire
 from trainer.tensor_parallel import share
 from trainer.validation import Best, Validator
 
-Stopping = Callable[[], bool]
+Stopping = Callable[[], float]
 
 
 def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
