@@ -53,7 +53,9 @@ def committed(output: str) -> Iterator[Checkpoint]:
         except StoreUnavailable as error:
             log.event("checkpoint_damaged", checkpoint=uri, why=str(error))
             continue
-        if manifest is not None:
+        if manifest is not None and manifest.facts.get("step") != int(name[1]):
+            log.event("checkpoint_damaged", checkpoint=uri, why=f"holds step {manifest.facts.get('step')}")
+        elif manifest is not None:
             yield Checkpoint(uri, int(name[1]), manifest)
 
 
