@@ -99,6 +99,14 @@ def test_a_half_written_draft_is_never_seen_and_is_cleared(output: str) -> None:
     assert not draft.exists()
 
 
+def test_what_a_kill_left_of_a_removal_is_cleared(output: str) -> None:
+    (path(output, 10) / "manifest.json").unlink()
+    left = path(output, 10)
+    checkpoints.clear_drafts(output)
+    assert not left.exists()
+    assert [found.step for found in checkpoints.committed(output)] == [30, 20]
+
+
 def test_checkpoints_of_another_training_are_refused(output: str) -> None:
     with pytest.raises(BadInput, match="an output folder of its own"):
         checkpoints.newest(output, "e" * 32)

@@ -100,8 +100,9 @@ def test_a_save_killed_in_any_of_its_system_calls_costs_an_interval_at_most(
         lost = STEPS - answer["resumed_from"]
         assert lost in (0, EVERY), seen[-1]
         kept = [found.step for found in checkpoints.committed(house.uri(name))]
-        assert kept == [16, 12, 8]
-        assert not list((house.root / name / "checkpoints").glob(".draft-*"))
+        assert kept in ([16, 12, 8], [16, 12, 8, 4]), "one more where there was no save after the kill"
+        left = {path.name for path in (house.root / name / "checkpoints").iterdir()}
+        assert left == {f"step-{step}" for step in kept}, "nothing half-written, nothing half-removed"
         shutil.rmtree(house.root / name)
         return {"call": seen[-1].partition(" ")[0], "lost": lost}
 

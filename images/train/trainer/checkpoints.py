@@ -16,7 +16,7 @@ from typing import Any
 
 from refit import log
 from refit.errors import BadInput, StoreUnavailable
-from refit.manifest import Manifest, damage
+from refit.manifest import MANIFEST, Manifest, damage
 from refit.store import FileStore, join, store_for
 
 KIND = "checkpoint"
@@ -119,9 +119,12 @@ def retain(output: str, keep: int, best: int | None = None) -> None:
 
 
 def clear_drafts(output: str) -> None:
-    """Remove what a kill left half-written; only the one writer of a folder may."""
+    """Remove what a kill left half-written, or half-removed; only the one writer of a folder may."""
     store = store_for(output)
     if isinstance(store, FileStore):
         place: Path = store.path(folder(output))
         for draft in place.glob(".draft-*") if place.is_dir() else ():
             shutil.rmtree(draft, ignore_errors=True)
+        for rest in place.glob("step-*") if place.is_dir() else ():
+            if not (rest / MANIFEST).exists():  # a removal begins with it
+                shutil.rmtree(rest, ignore_errors=True)
