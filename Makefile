@@ -9,13 +9,15 @@ PIPELINE ?= review_sentiment
 SEED ?= 1
 DOCS ?= 1000000
 COUNT ?= 200
+STEPS ?= 1000
 SOAK ?= .refit/soak
 PACKAGES := images/base/refit images/data/corpus images/evaluate/evaluator images/serve/serving images/standalone/standalone operators
 UNIT := "not integration and not scenarios and not kubernetes and not benchmark"
+SOAKING = REFIT_SOAK_SEED=$(SEED) REFIT_SOAK_COUNT=$(COUNT) REFIT_SOAK_FOLDER=$(SOAK)
 BOOTSTRAP := PYTHONPATH=images/standalone $(PYTHON) -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo rollback check test-fast test scenarios bench bench-data soak lock clean
+.PHONY: help setup up down status demo rollback check test-fast test scenarios bench bench-data bench-train soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,15 +64,19 @@ bench: setup ## how fast: benchmarks beside their peers, written to bench-*.json
 bench-data: setup .venv-peers ## the data stage beside its peers, in one run: a table and bench-data.json (DOCS= documents, MB= of a delivery)
 	REFIT_BENCH_DOCS=$(DOCS) REFIT_BENCH_MB=$(or $(MB),1000) $(BIN)/pytest -m benchmark -s tests/benchmarks $(ARGS)
 
+bench-train: setup ## the training stage beside a bare DeepSpeed loop: a table and bench-train.json (STEPS= scales it)
+	REFIT_BENCH_TABLE=bench-train.json REFIT_BENCH_STEPS=$(STEPS) $(COMPUTE)/python -m pytest -m benchmark -s tests/benchmarks/test_train.py $(ARGS)
+
 .venv-peers: tests/benchmarks/peers.txt tests/benchmarks/peers-bare.txt
 	$(PYTHON) -m venv $@
 	$@/bin/pip install --quiet -r $<
 	$@/bin/pip install --quiet --no-deps -r tests/benchmarks/peers-bare.txt
 	touch $@
 
-soak: setup ## long campaigns of faults (SEED= and COUNT= are settable, a stopped one goes on)
+soak: setup ## long campaigns of faults (SEED= and COUNT= are settable, a stopped one goes on; ARGS="-k kills" for some)
 	mkdir -p $(SOAK)
-	REFIT_SOAK_SEED=$(SEED) REFIT_SOAK_COUNT=$(COUNT) REFIT_SOAK_FOLDER=$(SOAK) $(COMPUTE)/python -m pytest tests/train/test_soak.py $(ARGS)
+	$(SOAKING) $(BIN)/pytest -s tests/train/test_soak_states.py $(ARGS); test $$? -eq 0 -o $$? -eq 5
+	$(SOAKING) $(COMPUTE)/python -m pytest -s tests/train/test_soak*.py $(ARGS)
 
 lock: ## derive every lock and pin list from images/constraints.txt (REFIT_TORCH_WHEELS=folder with torch's CPU wheel)
 	@$(BOOTSTRAP) standalone.lock

@@ -10,7 +10,7 @@ import boto3
 import pytest
 
 from refit import cli
-from refit.errors import BY_EXIT_CODE, BadRecords, Infrastructure, Preempted, from_exit_code
+from refit.errors import BY_EXIT_CODE, BadRecords, Infrastructure, Occupied, Preempted, from_exit_code
 from refit.job import Job, JobRun, read_events, run
 from refit.manifest import Manifest
 from refit.pipeline import load
@@ -65,8 +65,44 @@ def test_a_second_attempt_goes_on_counting(job: Job) -> None:
     with pytest.raises(RuntimeError):
         run(job, lambda running: (_ for _ in ()).throw(RuntimeError("x")))
     run(job.model_copy(update={"attempt": 2}), done)
-    assert [event["sequence"] for event in events(job)] == [1, 2, 3, 4]
-    assert [event["attempt"] for event in events(job)] == [1, 1, 2, 2]
+    assert [event["sequence"] for event in events(job)] == [1, 2, 3, 4, 5]
+    assert [event["attempt"] for event in events(job)] == [1, 1, 2, 2, 2]
+    assert [event["state"] for event in events(job)] == ["running", "failed", "retrying", "running", "succeeded"]
+
+
+def test_a_process_that_finds_the_job_taken_leaves_its_state_and_its_numbers_alone(job: Job) -> None:
+    """Both write to one file: a number that is used twice is an event that the projection never shows."""
+
+    def taken(running: JobRun) -> Manifest:
+        raise Occupied("another trainer writes there")
+
+    def first(running: JobRun) -> Manifest:
+        with pytest.raises(Occupied):
+            run(job, taken)
+        running.event(State.RETRYING, "a rank was lost")
+        running.event(State.RUNNING, "launch 2")
+        return done(running)
+
+    run(job, first)
+    assert [event["sequence"] for event in events(job)] == [1, 2, 3, 4, 5]
+    assert [event["state"] for event in events(job)] == ["running", "running", "retrying", "running", "succeeded"]
+
+
+def test_a_job_whose_manifest_was_taken_away_is_done_anew_and_says_so(job: Job) -> None:
+    run(job, done)
+    Path(job.output.removeprefix("file://"), "manifest.json").unlink()
+    run(job, done)
+    assert [event["state"] for event in events(job)] == ["running", "succeeded", "retrying", "running", "succeeded"]
+
+
+def test_an_event_that_cannot_follow_is_refused_and_not_recorded(job: Job) -> None:
+    def confused(running: JobRun) -> Manifest:
+        with pytest.raises(ValueError, match="a running job cannot become pending"):
+            running.event(State.PENDING, "x")
+        return done(running)
+
+    run(job, confused)
+    assert [event["state"] for event in events(job)] == ["running", "succeeded"]
 
 
 def test_on_s3_another_machine_goes_on_counting_events(
@@ -81,7 +117,7 @@ def test_on_s3_another_machine_goes_on_counting_events(
         else:
             run(job, done)
     recorded = read_events(store_for(s3).read(join(job.output, "events.jsonl")).decode())
-    assert [event["sequence"] for event in recorded] == [1, 2, 3, 4]
+    assert [event["sequence"] for event in recorded] == [1, 2, 3, 4, 5]
 
 
 def test_on_s3_a_job_that_was_removed_from_the_store_begins_anew(

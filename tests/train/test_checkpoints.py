@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,12 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
+def rewrite(folder: Path, old: str, new: str) -> None:
+    text = (folder / "manifest.json").read_text()
+    assert old in text
+    (folder / "manifest.json").write_text(text.replace(old, new))
+
+
 @pytest.mark.parametrize("damage", [
     pytest.param(lambda folder: flip(folder / "state" / "weights.pt"), id="a flipped bit"),
     pytest.param(lambda folder: (folder / "state" / "weights.pt").write_bytes(b"\x1e" * 999), id="truncated"),
@@ -59,6 +66,8 @@ def flip(file: Path) -> None:
     pytest.param(lambda folder: (folder / "rng-rank-0.json").unlink(), id="a file is missing"),
     pytest.param(lambda folder: (folder / "manifest.json").unlink(), id="no manifest"),
     pytest.param(lambda folder: (folder / "manifest.json").write_bytes(b'{"vers'), id="a torn manifest"),
+    pytest.param(lambda folder: rewrite(folder, '"ranks": 1', '"ranks": 3'), id="a flipped bit in the manifest"),
+    pytest.param(lambda folder: rewrite(folder, "f" * 32, "g" + "f" * 31), id="a flipped bit in the fingerprint"),
 ])  # fmt: skip
 def test_a_damaged_one_is_passed_over_loudly(damage, output: str, capsys: pytest.CaptureFixture[str]) -> None:
     damage(path(output, 30))
@@ -73,6 +82,14 @@ def test_with_the_two_newest_zeroed_the_third_is_taken(output: str) -> None:
     assert newest(output) == 10
 
 
+def test_a_whole_one_under_the_name_of_another_step_is_passed_over_loudly(
+    output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(path(output, 20), path(output, 20).with_name("step-40"))
+    assert newest(output) == 30
+    assert "holds step 20" in capsys.readouterr().err
+
+
 def test_a_half_written_draft_is_never_seen_and_is_cleared(output: str) -> None:
     draft = path(output, 30).parent / ".draft-step-40-123-abcd"
     draft.mkdir()
@@ -80,6 +97,14 @@ def test_a_half_written_draft_is_never_seen_and_is_cleared(output: str) -> None:
     assert newest(output) == 30
     checkpoints.clear_drafts(output)
     assert not draft.exists()
+
+
+def test_what_a_kill_left_of_a_removal_is_cleared(output: str) -> None:
+    (path(output, 10) / "manifest.json").unlink()
+    left = path(output, 10)
+    checkpoints.clear_drafts(output)
+    assert not left.exists()
+    assert [found.step for found in checkpoints.committed(output)] == [30, 20]
 
 
 def test_checkpoints_of_another_training_are_refused(output: str) -> None:

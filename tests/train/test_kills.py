@@ -29,9 +29,9 @@ SECONDS = 600
 class Running:
     """A training in a process of its own."""
 
-    def __init__(self, house: House, name: str, ranks: int = 2) -> None:
+    def __init__(self, house: House, name: str, ranks: int = 2, sets: tuple[str, ...] = RECIPE) -> None:
         self.house, self.folder = house, house.root / name
-        argv = house.argv("run", "--output", house.uri(name), "--ranks", str(ranks), sets=RECIPE)
+        argv = house.argv("run", "--output", house.uri(name), "--ranks", str(ranks), sets=sets)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
@@ -101,6 +101,17 @@ def test_a_killed_rank_costs_a_few_steps_and_nothing_else(house: House, undistur
     assert code == 0, said
     assert "ended by signal 9" in said
     assert answer["resumed_from"] in (10, 15, 20), "lost: at most one interval"
+    same(house, running, undisturbed, answer)
+
+
+def test_a_rank_killed_after_steps_and_before_the_first_checkpoint_begins_again(
+    house: House, undisturbed: dict, running: Running
+) -> None:
+    running.until_step(1)
+    running.until(lambda: '"loss"' in (running.folder / "status.json").read_text())
+    os.kill(running.rank(0), signal.SIGKILL)
+    code, answer, said = running.end()
+    assert code == 0, said
     same(house, running, undisturbed, answer)
 
 

@@ -10,6 +10,7 @@ RefitError                      exit
 ├── Preempted                   20   resumed from its checkpoint; its own, generous budget
 └── Infrastructure              30   resumed or retried
     ├── NodeLost                     the process or its machine is gone
+    ├── Occupied                     somebody else is at it, who goes on undisturbed
     ├── StoreUnavailable             the store does not answer
     └── ServerUnavailable            a model server, the controller or a database does not answer
 
@@ -77,6 +78,10 @@ class Infrastructure(RefitError):
 
 class NodeLost(Infrastructure):
     """The process, or the machine under it, is gone."""
+
+
+class Occupied(Infrastructure):
+    """Another process works at the same output; this one has touched nothing."""
 
 
 class StoreUnavailable(Infrastructure):

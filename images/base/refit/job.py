@@ -8,6 +8,7 @@ A job knows the store and nothing else: no database, no password.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -16,15 +17,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from refit import files, fingerprint, log
-from refit.errors import BadInput, BadSpec, Preempted, RefitError
+from refit import files, fingerprint, log, states
+from refit.errors import BadInput, BadSpec, Occupied, Preempted, RefitError
 from refit.manifest import MANIFEST, Manifest
 from refit.pipeline import explain
 from refit.spec import Pipeline
@@ -97,7 +99,6 @@ class JobRun:
         self.store: Store = store_for(job.output)
         self._started = time.time()
         self._status: dict[str, Any] = {}
-        self._sequence = _last_sequence(folder / EVENTS)
         self._lock = threading.Lock()
 
     @property
@@ -119,11 +120,35 @@ class JobRun:
             self.put(STATUS, json.dumps(status, default=str).encode())
 
     def event(self, state: State, reason: str, **more: Any) -> None:
-        """Record a change of state, with its reason; numbered, so that a reader can project it idempotently."""
-        with self._lock:
-            self._sequence += 1
+        """Record a change of state, with its reason; numbered, so that a reader can project it idempotently.
+
+        `running` while it runs is a remark.
+
+        Raises:
+            ValueError: a job in its state cannot become that.
+        """
+        self._record(state, reason, **more)
+
+    def again(self) -> None:
+        """Record that a job which had ended is taken up once more."""
+        now = self._state()
+        if now in (State.FAILED, State.SUSPENDED):
+            self._record(State.RETRYING, f"was {now}; attempt {self.job.attempt}")
+        elif now is State.SUCCEEDED:
+            self._record(State.RETRYING, "had succeeded, and its manifest is gone: it is done anew", checked=False)
+
+    def _state(self) -> State | None:
+        path = self.folder / EVENTS
+        return _last(path)[1] if path.is_file() else None
+
+    def _record(self, state: State, reason: str, *, checked: bool = True, **more: Any) -> None:
+        # Locked, and read anew: a process that finds the job taken has told of itself in between.
+        with self._lock, _locked(self.folder / EVENTS):
+            sequence, now = _last(self.folder / EVENTS)
+            if checked and now is not None and not now is state is State.RUNNING:
+                states.step(now, state)
             record = {
-                "job": self.job.id, "sequence": self._sequence, "at": datetime.now(UTC).isoformat(), "state": state,
+                "job": self.job.id, "sequence": sequence + 1, "at": datetime.now(UTC).isoformat(), "state": state,
                 "reason": reason, "attempt": self.job.attempt, **more,
             }  # fmt: skip
             files.append(self.folder / EVENTS, json.dumps(record, default=str).encode())
@@ -158,12 +183,15 @@ def run(job: Job, handler: Handler) -> Manifest:
     log.bind(job=job.id)
     folder = _folder_of(job.output, store)
     running = JobRun(job, folder)
+    running.again()
     running.event(
         State.RUNNING, f"attempt {job.attempt} on {socket.gethostname()}", pid=os.getpid(), node=socket.gethostname()
     )
     running.progress("start", 0, 1)
     try:
         manifest = running.commit(handler(running))
+    except Occupied:
+        raise  # it is the other's job, and the other's to tell of
     except RefitError as error:
         state = State.SUSPENDED if isinstance(error, Preempted) else State.FAILED
         running.event(state, str(error), exit_code=error.exit_code, error=type(error).__name__)
@@ -218,9 +246,22 @@ def read_events(text: str) -> list[dict[str, Any]]:
     return records
 
 
-def _last_sequence(path: Path) -> int:
-    records = read_events(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return max((int(record.get("sequence", 0)) for record in records), default=0)
+def _last(path: Path) -> tuple[int, State | None]:
+    """Number and state of the last event; 0 and None where there was none."""
+    records = read_events(path.read_text(encoding="utf-8"))
+    last = max(records, key=lambda record: int(record.get("sequence", 0)), default={})
+    return int(last.get("sequence", 0)), State(last["state"]) if "state" in last else None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file, made if need be, against the other processes that ask for it so."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def report(manifest: Manifest, output: str) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,7 +28,8 @@ class Manifest(BaseModel):
     """What a folder holds, what made it, and from what.
 
     `inputs` maps a role to the input's content digest. `outputs` maps a role to the URI of another folder that this
-    job committed. `facts` is whatever the stage wants to tell (counts, scores, seeds, the realised mix).
+    job committed. `facts` is whatever the stage wants to tell (counts, scores, seeds, the realised mix). `seal` is the
+    digest of all the rest: files are held against their hashes, and these by it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +43,23 @@ class Manifest(BaseModel):
     outputs: dict[str, str] = {}
     files: tuple[File, ...] = ()
     facts: dict[str, Any] = {}
+    seal: str = ""
+
+    def sealed(self) -> Self:
+        """The same, with its seal."""
+        return self.model_copy(update={"seal": _seal(json.loads(self.model_dump_json()))})
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self:
+        """A manifest from its file. One without a seal is of a time before there were any.
+
+        Raises:
+            ValueError: it is not what was written.
+        """
+        manifest = cls.model_validate_json(text)
+        if manifest.seal and manifest.seal != _seal(json.loads(text)):
+            raise ValueError("it differs from its seal")
+        return manifest
 
     def content_digest(self) -> str:
         """What the folder counts as when it is an input: kind and files, never a time or a URI.
@@ -49,6 +68,10 @@ class Manifest(BaseModel):
         """
         files = sorted((file.path, file.sha256) for file in self.files)
         return fingerprint.digest({"kind": self.kind, "files": files or [self.fingerprint]})
+
+
+def _seal(fields: dict[str, Any]) -> str:
+    return fingerprint.digest({name: value for name, value in fields.items() if name != "seal"})
 
 
 def describe(folder: Path, exclude: frozenset[str] = frozenset()) -> tuple[File, ...]:

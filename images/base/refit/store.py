@@ -22,8 +22,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pydantic import ValidationError
-
 from refit import files
 from refit.errors import BadInput, StoreUnavailable
 from refit.fingerprint import file_digest
@@ -88,7 +86,8 @@ class Draft:
         """
         if self.manifest is not None:
             raise RuntimeError("a draft is committed once")
-        self.manifest = self._finish(self.path, manifest.model_copy(update={"files": describe(self.path)}), check)
+        sealed = manifest.model_copy(update={"files": describe(self.path)}).sealed()
+        self.manifest = self._finish(self.path, sealed, check)
         return self.manifest
 
 
@@ -153,8 +152,8 @@ class Store(ABC):
         except FileNotFoundError:
             return None
         try:
-            return Manifest.model_validate_json(text)
-        except ValidationError as error:
+            return Manifest.parse(text)
+        except ValueError as error:
             raise StoreUnavailable(
                 f"{uri}: manifest.json cannot be read: {error}. Remove the folder to make it anew."
             ) from error

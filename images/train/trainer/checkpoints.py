@@ -55,7 +55,9 @@ def committed(output: str, kind: str = KIND) -> Iterator[Checkpoint]:
         except StoreUnavailable as error:
             log.event("checkpoint_damaged", checkpoint=uri, why=str(error))
             continue
-        if manifest is not None:
+        if manifest is not None and manifest.facts.get("step") != int(name[1]):
+            log.event("checkpoint_damaged", checkpoint=uri, why=f"holds step {manifest.facts.get('step')}")
+        elif manifest is not None:
             yield Checkpoint(uri, int(name[1]), manifest)
 
 
@@ -192,9 +194,12 @@ def spare(output: str, best: Collection[int]) -> list[Checkpoint]:
 
 
 def clear_drafts(output: str) -> None:
-    """Remove what a kill left half-written; only the one writer of a folder may."""
+    """Remove what a kill left half-written, or half-removed; only the one writer of a folder may."""
     store = store_for(output)
     if isinstance(store, FileStore):
         place: Path = store.path(folder(output))
         for draft in place.glob(".draft-*") if place.is_dir() else ():
             shutil.rmtree(draft, ignore_errors=True)
+        for rest in place.glob("step-*") if place.is_dir() else ():
+            if not (rest / MANIFEST).exists():  # a removal begins with it
+                shutil.rmtree(rest, ignore_errors=True)

@@ -139,6 +139,7 @@ class Launcher:
         metrics.rewind(self._run.folder, found.step if found else 0)
         done = metrics.read(self._run.folder)
         self.last = next(reversed(done), {})
+        self._recent.clear()  # of steps that are taken again, or the loss beside them is of none
         self._watch = Watch(self._run.event, ranks=self._train.ranks, zero_stage=self._train.zero_stage, history=done)
         return Task(
             mode=self._mode, job=self._run.job, fingerprint=self._inputs.fingerprint, dataset=self._inputs.dataset,

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from refit import proc
-from refit.errors import Infrastructure
+from refit.errors import Occupied
 from refit.store import join, store_for
 
 LOCK, TOKEN = ".lock", "writer.json"
@@ -37,7 +37,7 @@ def sole(folder: Path, output: str) -> Iterator[str]:
     """Be the only writer of an output; the value is the token.
 
     Raises:
-        Infrastructure: another launcher of this machine holds the output and goes on holding it.
+        Occupied: another launcher of this machine holds the output and goes on holding it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -68,7 +68,7 @@ def _lock(descriptor: int, output: str) -> None:
             return
         except BlockingIOError as error:
             if time.monotonic() > deadline:
-                raise Infrastructure(
+                raise Occupied(
                     f"{output}: another trainer writes there. Wait for it (trainer status), or stop it."
                 ) from error
             time.sleep(0.1)

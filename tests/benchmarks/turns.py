@@ -1,0 +1,78 @@
+"""Programs that take turns on the same processors, so that a busy neighbour slows all of them alike.
+
+All are started, and all but one are held (SIGSTOP) at any moment. What each did in its turns is counted from outside,
+by what it wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+SETTLE_SECONDS = 0.3
+"""What a program may take to be under way again; not counted."""
+
+START_SECONDS = 600.0
+
+
+@dataclass
+class Player:
+    """A program with all that it starts, and a count of what it has done."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    done: Callable[[], int]
+    rates: list[float] = field(default_factory=list)
+    """Done a second, in each of its turns."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the program and all below it."""
+        try:
+            whole = psutil.Process(self.process.pid)
+            for one in (whole, *whole.children(recursive=True)):
+                os.kill(one.pid, number)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            pass
+
+    def ready(self, count: int = 3) -> None:
+        """Wait until so much is done: what is loaded or warmed up at first use is nobody's speed."""
+        deadline = time.monotonic() + START_SECONDS
+        while self.done() < count:
+            assert self.process.poll() is None, f"{self.name} ended: {self.process.returncode}"
+            assert time.monotonic() < deadline, f"{self.name} did not begin"
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        """Kill it, with all below it."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def play(players: Sequence[Player], turns: int, seconds: float) -> None:
+    """So many turns of so many seconds each; every round begins with another player."""
+    for player in players:
+        player.ready()
+        player.signal(signal.SIGSTOP)
+    for turn in range(turns):
+        for player in (*players[turn % len(players) :], *players[: turn % len(players)]):
+            player.signal(signal.SIGCONT)
+            time.sleep(SETTLE_SECONDS)
+            before, began = player.done(), time.perf_counter()
+            time.sleep(seconds)
+            player.rates.append((player.done() - before) / (time.perf_counter() - began))
+            player.signal(signal.SIGSTOP)
+            assert player.process.poll() is None, f"{player.name} ended under way"
+
+
+def ratio(one: Player, other: Player) -> tuple[float, float]:
+    """The median over the rounds of `one`'s rate as a share of `other`'s, and half the range of the middle half."""
+    found = [mine / theirs for mine, theirs in zip(one.rates, other.rates, strict=True) if theirs > 0]
+    low, middle, high = statistics.quantiles(found, n=4)
+    return middle, (high - low) / 2
