@@ -268,8 +268,29 @@ class Validation(Spec):
         return self
 
 
+Objective = Literal["sft", "dpo", "orpo", "pretrain"]
+OF_PAIRS: tuple[Objective, ...] = ("dpo", "orpo")
+"""What is trained on preference pairs; everything else sees of a pair its chosen answer."""
+
+
+class Preference(Spec):
+    """How much a pair's two answers are pushed apart.
+
+    `beta` is DPO's (Rafailov et al. 2023: how dear it is to leave the reference model) or ORPO's weight of the odds
+    ratio (Hong et al. 2024, lambda there). With `label_smoothing`, DPO takes so many pairs to be the wrong way round
+    (Mitchell 2023).
+    """
+
+    beta: Annotated[float, Field(gt=0, le=100)] = 0.1
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+
+
 class Train(Spec):
-    """How the model learns.
+    """How the model learns, and from what.
+
+    `objective` says what a record is to training. sft: a conversation whose answers are learnt (of a preference pair
+    the chosen one). dpo, orpo: a pair of answers, of which one is to become likelier than the other. pretrain: a plain
+    text, of which every token is learnt.
 
     One optimizer step sees `micro_batch` x `accumulation` packed sequences, whatever the number of ranks: the ranks
     share the micro batches out, so the recipe (and the output's name) does not change with the machines.
@@ -292,6 +313,8 @@ class Train(Spec):
     )
 
     base: Uri
+    objective: Objective = "sft"
+    preference: Preference | None = None
     method: Literal["full", "lora"] = form(
         "lora", title="Method", help="LoRA trains small adapters; full trains every weight."
     )
@@ -336,6 +359,32 @@ class Train(Spec):
                 "accumulation counts micro batches over all ranks and must be a multiple of ranks"
             )
         return self
+
+    @model_validator(mode="after")
+    def _a_preference_is_of_pairs(self) -> Self:
+        if self.preference is None:
+            return self
+        if self.objective not in OF_PAIRS:
+            raise ValueError(
+                f"train.preference is set and train.objective is {self.objective}; leave it out, or set "
+                "train.objective to dpo or orpo"
+            )
+        if self.objective == "orpo" and self.preference.label_smoothing:
+            raise ValueError(
+                f"train.preference.label_smoothing is {self.preference.label_smoothing:g} and train.objective is orpo, "
+                "which has none; leave it out"
+            )
+        return self
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether what is learnt from is preference pairs."""
+        return self.objective in OF_PAIRS
+
+    @property
+    def pushing(self) -> Preference:
+        """`preference`, with its defaults where it is left out."""
+        return self.preference or Preference()
 
 
 # ------------------------------------------------------------------------------------------------ evaluation, gate
@@ -471,3 +520,17 @@ class Pipeline(Spec):
     promote: Promote = Promote()
     serve: Serve = Serve()
     rollout: Rollout = Rollout()
+
+    @model_validator(mode="after")
+    def _sources_suit_the_objective(self) -> Self:
+        objective = self.train.objective
+        if objective == "sft":
+            return self
+        kind, what = ("text", "plain texts") if objective == "pretrain" else ("preference", "preference pairs")
+        wrong = [f"{one.name} ({one.format})" for one in self.data.sources if one.format not in (kind, "auto")]
+        if wrong:
+            raise ValueError(
+                f"train.objective is {objective}, which learns from {what}, and these sources hold something else: "
+                f"{', '.join(wrong)}; give a source of format: {kind}, or set train.objective to sft"
+            )
+        return self
