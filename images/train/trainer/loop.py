@@ -1,7 +1,8 @@
 """The training loop: one page, read from top to bottom.
 
 Before every optimizer step the ranks agree on four numbers: the loss, whether anything is not finite, whether to stop,
-whether to save. So they stop, save and give up at the same step, and a NaN on any of them moves nobody's weights.
+whether to save. So they stop, save and give up at the same step, and a NaN on any of them moves nobody's weights. What
+an objective tells beside its loss is added up with them.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Loop:
             nll += float(loss.detach())
             self._wire.send("beat")
         with self._clock("wait"):
-            nll, bad = self._agree(nll)
+            nll, bad, told = self._agree(nll, self._engine.told())
         if bad:
             raise self._diverged(number, step, nll, "the loss is not finite")
         rate = learning_rate(self._task.train, number)
@@ -85,6 +86,7 @@ class Loop:
             raise self._diverged(number, step, nll, str(error)) from error
         record = {
             "step": number + 1, "loss": nll / step.weight, "grad_norm": norm, "lr": rate,
+            **{name: total / step.weight for name, total in told.items()},
             "tokens": step.tokens, "targets": step.targets, "seconds": time.perf_counter() - began, **self._spent,
         }  # fmt: skip
         self._spent = {}
@@ -100,7 +102,7 @@ class Loop:
         record["validation_loss"] = look.loss
         if look.domains:
             record["validation_losses"] = look.domains
-        record |= self._spent
+        record |= {**look.measures, **self._spent}
         self._spent = {}
         return self._validator.best is not None and self._validator.best.step == step
 
@@ -120,14 +122,15 @@ class Loop:
         every = self._task.train.checkpoint.every_steps
         return every is not None and step % every == 0
 
-    def _agree(self, nll: float) -> tuple[float, bool]:
+    def _agree(self, nll: float, told: dict[str, float]) -> tuple[float, bool, dict[str, float]]:
         overdue = time.monotonic() - self._saved_when >= 60 * self._task.train.checkpoint.every_minutes
         votes = torch.tensor(
-            [nll, not math.isfinite(nll), self._stopping(), overdue and self._rank == 0], dtype=torch.float64
+            [nll, not math.isfinite(nll), self._stopping(), overdue and self._rank == 0, *told.values()],
+            dtype=torch.float64,
         )
         distributed.all_reduce(votes)
         self._stop, self._due = bool(votes[2] > 0), bool(votes[3] > 0)
-        return float(votes[0]), bool(votes[1] > 0)
+        return float(votes[0]), bool(votes[1] > 0), dict(zip(told, votes[4:].tolist(), strict=True))
 
     def _diverged(self, number: int, step: Step, nll: float, why: str) -> Diverged:
         facts = {

@@ -27,7 +27,10 @@ def plan(run: JobRun) -> Manifest:
 
     inputs = locate(run.job)
     made = planning.make(
-        run.spec.train, inputs.base, Packs.of(inputs.dataset), smoke=smoke_facts(run, inputs.fingerprint)
+        run.spec.train,
+        inputs.base,
+        Packs.of(inputs.dataset, run.spec.train),
+        smoke=smoke_facts(run, inputs.fingerprint),
     )
     planning.show(made)
     store_for(run.job.output).write(join(run.job.output, PLAN), json.dumps(made, indent=1).encode())

@@ -6,6 +6,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import distributed
@@ -17,10 +18,13 @@ from trainer import checkpoints, snapshot
 from trainer.batches import Loader
 from trainer.engine import Engine, connect
 from trainer.export import export
-from trainer.inputs import train_split, validation_split
+from trainer.inputs import validation_split
 from trainer.loop import Loop
 from trainer.objective import build
+from trainer.pair_validation import PairValidator
+from trainer.pairs import PairLoader
 from trainer.probe import Probe
+from trainer.samples import loader_of
 from trainer.task import Task, Wire
 from trainer.validation import Best, Validator
 
@@ -32,7 +36,7 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     connect(task.rendezvous, rank, task.ranks)
     wire.send("beat")
-    loader = Loader(train_split(task.dataset), task.train, rank=rank, ranks=task.ranks)
+    loader = loader_of(task, rank, lambda: wire.send("beat"))
     work = {"train": _train, "smoke": _smoke, "replay": _replay, "export": _export}[task.mode]
     result = work(task, loader, wire, stopping)
     distributed.barrier()
@@ -45,7 +49,7 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     wire.send("beat")
     if task.checkpoint:
         snapshot.load(engine, task, task.checkpoint)
-    validator = _validator(engine, task, wire)
+    validator = _validator(engine, task, loader, wire)
     loop = Loop(engine, loader, task, wire, stopping, validator)
     wire.send("ready", step=task.step)
     loop.run(task.step, task.train.max_steps)
@@ -59,14 +63,15 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     return {**export(engine, task, loader), "best": best.as_dict() if best else None}
 
 
-def _validator(engine: Engine, task: Task, wire: Wire) -> Validator | None:
+def _validator(engine: Engine, task: Task, loader: Loader, wire: Wire) -> Validator | None:
     """Who looks at the validation split, knowing what was the best before a resume."""
     settings = task.train.validation
     if settings.every_steps is None:
         return None
     best = checkpoints.best(task.checkpoint) if task.checkpoint else None
-    split = validation_split(task.dataset)
-    return Validator(
+    split = validation_split(task.dataset, task.train)
+    watcher: Any = partial(PairValidator, reference=loader.watched) if isinstance(loader, PairLoader) else Validator
+    return watcher(  # type: ignore[no-any-return]
         engine, split, domains.read(task.dataset, "validation"), settings, micro_batch=task.train.micro_batch,
         best=Best(**best) if best else None, beat=lambda: wire.send("beat"),
     )  # fmt: skip
