@@ -312,6 +312,10 @@ class Train(Spec):
         }
     )
 
+    # These came later: at their defaults they are left out of the fingerprint, so that what was trained before them,
+    # and what is under way, keeps its name.
+    came_later: ClassVar[frozenset[str]] = frozenset({"objective", "preference"})
+
     base: Uri
     objective: Objective = "sft"
     preference: Preference | None = None
