@@ -11,6 +11,7 @@ None for "not yet" or the event that ends the wait. All keep three rules:
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from operators import backends, nodes, pods, projection
+from operators import backends, nodes, projection
 from operators.backends import Phase
 from operators.controller import Controller
 from operators.errors import Hung, NodeSlow, TimedOut, describe
@@ -215,7 +216,7 @@ class JobTrigger(Watch):
         written = nodes.quarantine(node or host, why, job.id)
         if node is None or not written:  # it would come back to where it is
             return None
-        backend.stop(job.output, grace=pods.GRACE_SECONDS)
+        backend.stop(job.output, grace=math.ceil(job.spec.train.checkpoint.grace_seconds))
         projection.mark(job, "retrying", why)
         return failed(NodeSlow(f"{job.id}: node {node}: {why}; it is avoided from now on, the job goes on elsewhere"))
 

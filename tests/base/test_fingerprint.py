@@ -56,6 +56,18 @@ def test_machines_and_checkpoints_do_not_move_a_training_folder() -> None:
     assert fingerprint.training_fingerprint(load(TINY).train, dataset="other", base="b") != name()
 
 
+def test_a_setting_that_came_later_moves_a_training_folder_only_where_it_is_used() -> None:
+    """A training that has been under way for days goes on under its name when the trainer learns something new."""
+    train = load(TINY).train
+    before = train.model_dump(mode="json", exclude=set(train.not_in_fingerprint | train.came_later))
+    recipe = fingerprint.RECIPE_VERSION["train"]
+    name = fingerprint.training_fingerprint(train, dataset="d", base="b")
+    assert name == fingerprint.fingerprint("train", recipe, before, {"dataset": "d", "base": "b"})
+    for objective in ("dpo", "orpo", "pretrain"):
+        other = train.model_copy(update={"objective": objective})
+        assert fingerprint.training_fingerprint(other, dataset="d", base="b") != name
+
+
 def test_nan_has_no_name() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         fingerprint.digest({"x": float("nan")})

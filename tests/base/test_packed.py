@@ -58,7 +58,7 @@ def test_another_version_or_no_split_is_refused(tmp_path: Path) -> None:
     written(tmp_path)
     text = (tmp_path / "train.json").read_text().replace('"version": 2', '"version": 1')  # its mask was 0 or 1
     (tmp_path / "train.json").write_text(text)
-    with pytest.raises(BadInput, match=r"packed format 1, this code reads 2\. Prepare the data again"):
+    with pytest.raises(BadInput, match=r"packed format 1, this code reads 2 and 3\. Prepare the data again"):
         packed.read(tmp_path, "train")
 
 

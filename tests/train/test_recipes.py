@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -302,3 +303,26 @@ def test_options_of_cards_without_cards_are_refused() -> None:
     for name in ("--gpu-memory", "--gpu-flops", "--mfu", "--gpu-price", "--goal", "--method"):
         with pytest.raises(BadInput, match=f"^{name}: .*--gpus"):
             described.cards_of(options(name, "1"))
+
+
+def test_pairs_take_lower_rates_than_answers_and_their_reference_costs_a_forward_pass() -> None:
+    plans = {goal: propose(TRAIN, LLAMA_7B, PACKS, on(8), goal=goal, asked="full") for goal in described.GOALS}
+    rates = [plans[goal]["learning_rate"] for goal in ("dpo", "orpo", "sft", "pretrain")]
+    assert rates == pytest.approx([5e-7, 5e-6, 2e-5, 1.2e-4])
+    adapter = {goal: propose(TRAIN, LLAMA_7B, PACKS, on(8), goal=goal, asked="lora") for goal in ("dpo", "orpo")}
+    assert adapter["dpo"]["learning_rate"] == pytest.approx(5e-6)
+    forward = 2 * 6_738_415_616 * adapter["dpo"]["tokens"]
+    assert adapter["orpo"]["flops_of_reference"] == plans["sft"]["flops_of_reference"] == 0
+    assert adapter["dpo"]["flops_of_reference"] == pytest.approx(forward, rel=0.1), "and attention"
+    assert adapter["dpo"]["hours"] > 1.3 * adapter["orpo"]["hours"]
+    twice = replace(Packs.assumed(2048), count=with_steps_packs() // 2)
+    once = propose(TRAIN, LLAMA_7B, twice, on(8), goal="dpo", asked="full")
+    assert once["flops_of_reference"] == pytest.approx(plans["dpo"]["flops_of_reference"] / 2, rel=0.01)
+    assert all("train.objective=dpo" in plan["sets"] for plan in (once, adapter["dpo"]))
+    assert plans["dpo"]["warmup_steps"] == math.ceil(plans["dpo"]["steps"] / 10)
+    assert propose(TRAIN, LLAMA_7B, PACKS, on(8), goal="dpo")["method"] == "lora"
+
+
+def with_steps_packs() -> int:
+    """Packs that the spec's training sees."""
+    return TRAIN.max_steps * TRAIN.micro_batch * TRAIN.accumulation

@@ -61,9 +61,9 @@ def training_fingerprint(train: BaseModel, *, dataset: str, base: str) -> str:
 
     The operator computes it to find the folder, the trainer to check that the folder is its own.
     """
-    later: frozenset[str] = getattr(train, "not_in_fingerprint_unless_set", frozenset())
-    unset = {name for name in later if getattr(train, name) == type(train).model_fields[name].default}
-    spec = train.model_dump(mode="json", exclude=set(getattr(train, "not_in_fingerprint", ())) | unset)
+    fields = type(train).model_fields
+    as_before = {name for name in getattr(train, "came_later", ()) if getattr(train, name) == fields[name].default}
+    spec = train.model_dump(mode="json", exclude=as_before | set(getattr(train, "not_in_fingerprint", ())))
     return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base})
 
 

@@ -9,6 +9,10 @@ A split is three files beside each other, all little-endian, of N packs of `leng
 
 Position ids follow from the segments: they start at 0 in each document. A token is predicted from the tokens of its
 own document only, and the first token of a document is never a target.
+
+Of preference pairs, segments 2 n - 1 and 2 n of a pack are the two sides of one pair: what is asked with the chosen
+answer, and with the rejected one. Such a split is of version 3 and its header has `pairs`; who reads it must ask for
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from numpy.typing import NDArray
 from refit import files
 from refit.errors import BadInput
 
-VERSION = 2
+VERSION, OF_PAIRS = 2, 3
 WHOLE = 255
 """The mask of a target that counts whole."""
 COUNTED = 1 << 22  # tokens looked at in one go
@@ -34,7 +38,10 @@ COUNTED = 1 << 22  # tokens looked at in one go
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a split holds. `tokens` and `targets` (whatever they weigh) count without padding, `samples` documents."""
+    """What a split holds. `tokens` and `targets` (whatever they weigh) count without padding, `samples` documents.
+
+    `pairs` is how many pairs of documents there are, None where documents stand for themselves.
+    """
 
     version: int
     packs: int
@@ -44,6 +51,11 @@ class Header:
     tokens: int
     targets: int
     samples: int
+    pairs: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it is written: of documents that stand for themselves nothing is said of pairs."""
+        return {name: value for name, value in asdict(self).items() if name != "pairs" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class Draft:
     mask: NDArray[np.uint8]
     _path: Path
     _vocabulary: str
+    _pairs: bool = False
 
     def finish(self, samples: int) -> Header:
         """Count what was filled in and write the header, without which the split does not exist."""
@@ -76,17 +89,20 @@ class Draft:
             targets += int(np.count_nonzero(self.mask[at : at + rows]))
             let_go(self.segments, self.mask)
         header = Header(
-            version=VERSION, packs=packs, length=length, dtype=self.tokens.dtype.name, vocabulary=self._vocabulary,
-            tokens=tokens, targets=targets, samples=samples,
+            version=OF_PAIRS if self._pairs else VERSION, packs=packs, length=length, dtype=self.tokens.dtype.name,
+            vocabulary=self._vocabulary, tokens=tokens, targets=targets, samples=samples,
+            pairs=samples // 2 if self._pairs else None,
         )  # fmt: skip
         for array in (self.tokens, self.segments, self.mask):
             if isinstance(array, np.memmap):
                 array.flush()
-        files.write(self._path, json.dumps(asdict(header), indent=1).encode())
+        files.write(self._path, json.dumps(header.as_dict(), indent=1).encode())
         return header
 
 
-def create(folder: Path, split: str, packs: int, length: int, *, vocabulary: str, vocabulary_size: int) -> Draft:
+def create(
+    folder: Path, split: str, packs: int, length: int, *, vocabulary: str, vocabulary_size: int, pairs: bool = False
+) -> Draft:  # fmt: skip
     """Files of a split's full size, mapped for writing: what is filled in need not fit into memory.
 
     Raises:
@@ -98,35 +114,45 @@ def create(folder: Path, split: str, packs: int, length: int, *, vocabulary: str
     shape = (packs, length)
     return Draft(
         _new(folder / f"{split}.tokens.bin", dtype, shape), _new(folder / f"{split}.segments.bin", "<u2", shape),
-        _new(folder / f"{split}.mask.bin", "u1", shape), path, vocabulary,
+        _new(folder / f"{split}.mask.bin", "u1", shape), path, vocabulary, pairs,
     )  # fmt: skip
 
 
 def write(
     folder: Path, split: str, *, tokens: NDArray[np.integer], segments: NDArray[np.integer], mask: NDArray[np.integer],
-    vocabulary: str, vocabulary_size: int, samples: int,
+    vocabulary: str, vocabulary_size: int, samples: int, pairs: bool = False,
 ) -> Header:  # fmt: skip
     """Write a split; the arrays have shape (packs, length). Returns its header."""
     if not (tokens.shape == segments.shape == mask.shape and tokens.ndim == 2):
         raise ValueError(f"shapes differ: tokens {tokens.shape}, segments {segments.shape}, mask {mask.shape}")
-    draft = create(folder, split, *tokens.shape, vocabulary=vocabulary, vocabulary_size=vocabulary_size)
+    packs, length = tokens.shape
+    draft = create(folder, split, packs, length, vocabulary=vocabulary, vocabulary_size=vocabulary_size, pairs=pairs)
     draft.tokens[:], draft.segments[:], draft.mask[:] = tokens, segments, mask
     return draft.finish(samples)
 
 
-def read(folder: Path, split: str) -> Packed:
-    """Map a split into memory.
+def read(folder: Path, split: str, *, pairs: bool = False) -> Packed:
+    """Map a split into memory; one of preference pairs only where they are asked for.
 
     Raises:
-        BadInput: it is not there, of another version, or its files have not the size that the header says.
+        BadInput: it is not there, of another version, holds pairs where none are asked for (or none where they are),
+            or its files have not the size that the header says.
     """
     path = folder / f"{split}.json"
     try:
         header = Header(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"{path}: not a packed split: {error}. Prepare the data again.") from error
-    if header.version != VERSION:
-        raise BadInput(f"{path}: packed format {header.version}, this code reads {VERSION}. Prepare the data again.")
+    if header.version not in (VERSION, OF_PAIRS):
+        raise BadInput(
+            f"{path}: packed format {header.version}, this code reads {VERSION} and {OF_PAIRS}. Prepare the data again."
+        )
+    if (header.version == OF_PAIRS) != pairs or (header.pairs is not None) != pairs:
+        found, wanted = ("preference pairs", "documents") if not pairs else ("documents", "preference pairs")
+        raise BadInput(
+            f"{path}: holds {found}, {wanted} are wanted. Prepare the data again for the train.objective that is "
+            "trained (dpo and orpo want pairs)."
+        )
     shape = (header.packs, header.length)
     return Packed(
         header,

@@ -320,8 +320,29 @@ class Skip(Spec):
     in_a_row: Count = 3
 
 
+Objective = Literal["sft", "dpo", "orpo", "pretrain"]
+OF_PAIRS: tuple[Objective, ...] = ("dpo", "orpo")
+"""What is trained on preference pairs; everything else sees of a pair its chosen answer."""
+
+
+class Preference(Spec):
+    """How much a pair's two answers are pushed apart.
+
+    `beta` is DPO's (Rafailov et al. 2023: how dear it is to leave the reference model) or ORPO's weight of the odds
+    ratio (Hong et al. 2024, lambda there). With `label_smoothing`, DPO takes so many pairs to be the wrong way round
+    (Mitchell 2023).
+    """
+
+    beta: Annotated[float, Field(gt=0, le=100)] = 0.1
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+
+
 class Train(Spec):
-    """How the model learns.
+    """How the model learns, and from what.
+
+    `objective` says what a record is to training. sft: a conversation whose answers are learnt (of a preference pair
+    the chosen one). dpo, orpo: a pair of answers, of which one is to become likelier than the other. pretrain: a plain
+    text, of which every token is learnt.
 
     One optimizer step sees `micro_batch` x `accumulation` packed sequences, whatever the number of ranks: the ranks
     share the micro batches out, so the recipe (and the output's name) does not change with the machines.
@@ -348,10 +369,13 @@ class Train(Spec):
             "peak_flops",
         }
     )
-    # These came later. As long as they are not set, trainings keep the names that they had without them.
-    not_in_fingerprint_unless_set: ClassVar[frozenset[str]] = frozenset({"skip"})
+    # These came later: at their defaults they are left out of the fingerprint, so that what was trained before them,
+    # and what is under way, keeps its name.
+    came_later: ClassVar[frozenset[str]] = frozenset({"objective", "preference", "skip"})
 
     base: Uri
+    objective: Objective = "sft"
+    preference: Preference | None = None
     method: Literal["full", "lora", "qlora"] = form(
         "lora",
         title="Method",
@@ -456,6 +480,46 @@ class Train(Spec):
                 "to 0"
             )
         return self
+
+    @model_validator(mode="after")
+    def _a_preference_is_of_pairs(self) -> Self:
+        if self.preference is None:
+            return self
+        if self.objective not in OF_PAIRS:
+            raise ValueError(
+                f"train.preference is set and train.objective is {self.objective}; leave it out, or set "
+                "train.objective to dpo or orpo"
+            )
+        if self.objective == "orpo" and self.preference.label_smoothing:
+            raise ValueError(
+                f"train.preference.label_smoothing is {self.preference.label_smoothing:g} and train.objective is orpo, "
+                "which has none; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_are_looked_at_as_pairs(self) -> Self:
+        if self.of_pairs and self.early.at_step is not None:
+            raise ValueError(
+                f"train.early.at_step is {self.early.at_step} and train.objective is {self.objective}; the early look "
+                "is at answers. Leave it out, and set train.validation, which looks at pairs"
+            )
+        if self.of_pairs and self.tensor_parallel > 1:
+            raise ValueError(
+                f"train.tensor_parallel is {self.tensor_parallel} and train.objective is {self.objective}; pairs are "
+                "trained with whole matrices. Set train.tensor_parallel to 1 and train.zero_stage to 3"
+            )
+        return self
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether what is learnt from is preference pairs."""
+        return self.objective in OF_PAIRS
+
+    @property
+    def pushing(self) -> Preference:
+        """`preference`, with its defaults where it is left out."""
+        return self.preference or Preference()
 
 
 # ------------------------------------------------------------------------------------------------ evaluation, gate
@@ -591,3 +655,17 @@ class Pipeline(Spec):
     promote: Promote = Promote()
     serve: Serve = Serve()
     rollout: Rollout = Rollout()
+
+    @model_validator(mode="after")
+    def _sources_suit_the_objective(self) -> Self:
+        objective = self.train.objective
+        if objective == "sft":
+            return self
+        kind, what = ("text", "plain texts") if objective == "pretrain" else ("preference", "preference pairs")
+        wrong = [f"{one.name} ({one.format})" for one in self.data.sources if one.format not in (kind, "auto")]
+        if wrong:
+            raise ValueError(
+                f"train.objective is {objective}, which learns from {what}, and these sources hold something else: "
+                f"{', '.join(wrong)}; give a source of format: {kind}, or set train.objective to sft"
+            )
+        return self

@@ -48,6 +48,10 @@ def export(folder: Path, name: str, prefix: Path) -> dict[str, Any]:
     lengths = found.lengths()
     lengths = lengths[lengths > 0]
     where = folder / f"{name}.json"
+    if found.halves is not None:
+        raise BadInput(
+            f"{where}: holds preference pairs; Megatron's format knows documents only. Export answers instead."
+        )
     if not len(lengths):
         raise BadInput(f"{where}: holds no document; Megatron cannot open an empty file.")
     if lengths.max() > _LONGEST or found.header.vocabulary_size > _LONGEST + 1:

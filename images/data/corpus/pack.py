@@ -5,8 +5,9 @@
     quarantine.parquet      the bad records of all phases
     data_docs/              what Great Expectations found at the door out
 
-A conversation longer than a pack is refused (half an answer teaches to stop in the middle); a plain text is cut into
-even pieces. No token is lost or doubled: that is asserted, not hoped for.
+A conversation longer than a pack is refused (half an answer teaches to stop in the middle), and so is a preference pair
+whose sides do not both fit into one; a plain text is cut into even pieces. No token is lost or doubled: that is
+asserted, not hoped for.
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ def run(task: Task) -> Facts:
     with Quarantine(own) as bad:
         for number, name in enumerate((*PACKED, HELD), start=1):
             table = rows.read(task.inputs["rows"] / f"{name}.parquet")
-            side = sides.open_side(table, sets, shards, encoder, scratch)
+            side = sides.open_side(table, sets, shards, encoder, scratch, settings.learn)
             if name != HELD:
                 side, header = _pack(side, name, task, encoder, bad)
                 tokens[name] = {"packs": header.packs, "tokens": header.tokens, "targets": header.targets}
+                if header.pairs is not None:
+                    tokens[name]["pairs"] = header.pairs
                 tokens[name]["sources"] = _by_source(side)
             kept[name] = side.table
             task.progress(number, 3)
@@ -104,7 +107,8 @@ def _pack(side: Side, name: str, task: Task, encoder: Encoder, bad: Quarantine) 
     for number, messages in rows.conversations(refused, task.shards["records"]):
         source, file, line = (place[number] for place in places)
         length = lengths[result.refused[number]]
-        reason = f"longer than a pack: {length} tokens, data.pack_length is {settings.pack_length}"
+        both = " in both sides together" if settings.learn == "pairs" else ""
+        reason = f"longer than a pack: {length} tokens{both}, data.pack_length is {settings.pack_length}"
         bad.add(source, file, line, reason, record.answer(messages))
     stays = np.ones(len(lengths), bool)
     stays[result.refused] = False

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.binpack import best_fit_decreasing
-from corpus.flat import CONVERSATION, REFUSED, Flat
+from corpus.flat import CONVERSATION, PAIR, REFUSED, TEXT, Flat
 from corpus.jit import kernel
 from refit import packed
 from refit.errors import BadInput
@@ -34,7 +34,7 @@ class Overflow:
     """What becomes of a document that is longer than a pack.
 
     A conversation is refused, or loses its tail where an answer's token is left in its head. A plain text is split
-    into as few even pieces as fit, or dropped.
+    into as few even pieces as fit, or dropped. A pair is refused always: its sides must be compared as they are.
     """
 
     conversation: Literal["refuse", "truncate"] = "refuse"
@@ -74,7 +74,8 @@ class Counts:
 class Result:
     """The split that was written. `refused` and `dropped` are indices into `chosen`, rising.
 
-    `pieces` has one of each piece, pack by pack as they lie there, and `packs` the pack of each.
+    `pieces` has one of each piece, pack by pack as they lie there, and `packs` the pack of each; of pairs each side
+    is a piece.
     """
 
     header: packed.Header
@@ -116,7 +117,7 @@ def pack_documents(
     """Pack documents of flat sets into a split of `folder`.
 
     Args:
-        sets: all of one vocabulary.
+        sets: all of one vocabulary, and all of pairs or none.
         chosen: of shape (n, 2): number of the set, number of the document in it; none that its set refused.
         times: of shape (n,): how often an epoch sees each, 0 or more.
         length: tokens of a pack.
@@ -134,10 +135,17 @@ def pack_documents(
     kept = _kept(sets, documents, kinds, length, overflow)
     pieces, of = _pieces(_Spans(documents.sets, documents.starts, kept), times, length)
     layout = _lay_out(pieces, length, seed)
-    draft = packed.create(folder, split, layout.packs, length, vocabulary=vocabulary, vocabulary_size=vocabulary_size)
+    halves = _halves(sets, chosen)
+    if halves is not None:
+        layout = _halved(layout, halves[of[layout.order]])
+    _require_numbers(layout, length)
+    draft = packed.create(
+        folder, split, layout.packs, length, vocabulary=vocabulary, vocabulary_size=vocabulary_size,
+        pairs=halves is not None,
+    )  # fmt: skip
     _fill(draft, sets, layout, pad)
-    header = draft.finish(len(pieces.lengths))
-    is_talk = kinds == CONVERSATION
+    header = draft.finish(len(layout.numbers))
+    is_talk = kinds != TEXT
     counts = Counts(
         tokens_in=int(documents.lengths @ times), documents=int(times[kept > 0].sum()), pieces=header.samples,
         packs=header.packs, tokens=header.tokens, targets=header.targets,
@@ -149,6 +157,8 @@ def pack_documents(
     lost = counts.refused.tokens + counts.truncated.tokens + counts.dropped.tokens
     if counts.tokens_in != counts.tokens + lost:
         raise AssertionError(f"packing lost or doubled tokens: {counts}")
+    if header.pairs is not None and header.pairs != counts.documents:
+        raise AssertionError(f"packing lost or doubled a pair: {header.pairs} for {counts.documents}")
     return Result(
         header, counts, np.flatnonzero(is_talk & (kept == 0)), np.flatnonzero(~is_talk & (kept == 0)), of[layout.order],
         layout.packs_of,
@@ -195,7 +205,8 @@ def _kept(sets: Sequence[Flat], documents: _Spans, kinds: NDArray[np.uint8], len
     kept = documents.lengths.copy()
     too_long = documents.lengths > length
     if overflow.text == "drop":
-        kept[too_long & (kinds != CONVERSATION)] = 0
+        kept[too_long & (kinds == TEXT)] = 0
+    kept[too_long & (kinds == PAIR)] = 0
     for row in np.flatnonzero(too_long & (kinds == CONVERSATION)):
         start = int(documents.starts[row])
         head = sets[int(documents.sets[row])].mask[start + 1 : start + length]  # the first token is never a target
@@ -225,10 +236,46 @@ def _lay_out(pieces: _Spans, length: int, seed: int) -> _Layout:
     order = np.lexsort((packing.place, pack))
     pack = pack[order]
     numbers = np.arange(len(pack)) - np.searchsorted(pack, np.arange(packing.packs))[pack] + 1
-    if numbers.max(initial=0) > MOST:
-        raise BadInput(f"a pack of {length} tokens would hold {numbers.max()} documents, {MOST} at most. Shorten it.")
     sources = _Spans(pieces.sets[order], pieces.starts[order], pieces.lengths[order])
     return _Layout(packing.packs, order, sources, pack, pack * length + packing.place[order], numbers)
+
+
+def _halves(sets: Sequence[Flat], chosen: Index) -> Index | None:
+    """How long the first side of each chosen pair is; None where documents are no pairs."""
+    of_pairs = {found.halves is not None for found in sets}
+    if of_pairs == {True, False}:
+        raise ValueError("some sets are of pairs and some are not; they cannot share a pack")
+    if True not in of_pairs:
+        return None
+    halves = np.zeros(len(chosen), np.int64)
+    for number, found in enumerate(sets):
+        if found.halves is not None:
+            rows = np.flatnonzero(chosen[:, 0] == number)
+            halves[rows] = found.halves[chosen[rows, 1]]
+    return halves
+
+
+def _halved(layout: _Layout, halves: Index) -> _Layout:
+    """The same with both sides of each pair as pieces of their own, numbered 2 n - 1 and 2 n; none moves."""
+
+    def sides(first: Index, second: Index) -> Index:
+        return np.stack([first, second], axis=1).reshape(-1)
+
+    spans = layout.sources
+    return _Layout(
+        packs=layout.packs, order=np.repeat(layout.order, 2),
+        sources=_Spans(
+            np.repeat(spans.sets, 2), sides(spans.starts, spans.starts + halves), sides(halves, spans.lengths - halves)
+        ),
+        packs_of=np.repeat(layout.packs_of, 2), targets=sides(layout.targets, layout.targets + halves),
+        numbers=sides(2 * layout.numbers - 1, 2 * layout.numbers),
+    )  # fmt: skip
+
+
+def _require_numbers(layout: _Layout, length: int) -> None:
+    most = layout.numbers.max(initial=0)
+    if most > MOST:
+        raise BadInput(f"a pack of {length} tokens would hold {most} documents, {MOST} at most. Shorten it.")
 
 
 def _fill(draft: packed.Draft, sets: Sequence[Flat], layout: _Layout, pad: int) -> None:

@@ -5,7 +5,7 @@ The fingerprint of a phase covers its settings, so moving a weight runs `mix` an
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,6 +14,8 @@ from refit.spec import Dedup, Expectations, Pipeline, Rule, ScoreLimits, Split, 
 MATCH_PARTS = 4
 """The bands are dealt out to so many parts. A text that is near to another one is so in most of the bands: more parts
 would go through the same texts more often."""
+Learn = Literal["answers", "pairs", "texts"]
+"""What is learnt of a record: a conversation's answers, a pair of answers, every token of a plain text."""
 
 
 class Settings(BaseModel):
@@ -100,14 +102,16 @@ class MixSettings(Settings):
 
 
 class TokenizeSettings(Settings):
-    """How long a record may be; the tokenizer and its template are an input."""
+    """What of a record is learnt, and how long it may be; the tokenizer and its template are an input."""
 
+    learn: Learn
     tokens: TokenLimits
 
 
 class PackSettings(Settings):
-    """How long a pack is, and what the door out asks."""
+    """What of a record is learnt, how long a pack is, and what the door out asks."""
 
+    learn: Learn
     pack_length: int
     seed: int
     heldout: float
@@ -183,15 +187,15 @@ def mix(spec: Pipeline) -> MixSettings:
 
 def tokenize(spec: Pipeline) -> TokenizeSettings:
     """The settings of `tokenize`."""
-    return TokenizeSettings(tokens=spec.data.tokens)
+    return TokenizeSettings(learn=learn_of(spec), tokens=spec.data.tokens)
 
 
 def pack(spec: Pipeline) -> PackSettings:
     """The settings of `pack`."""
     data = spec.data
     return PackSettings(
-        pack_length=data.pack_length, seed=data.seed, heldout=data.split.heldout, label_key=data.label_key,
-        expect=data.expect, rehearsal=_rehearsal(spec),
+        learn=learn_of(spec), pack_length=data.pack_length, seed=data.seed, heldout=data.split.heldout,
+        label_key=data.label_key, expect=data.expect, rehearsal=_rehearsal(spec),
     )  # fmt: skip
 
 
@@ -202,6 +206,12 @@ def door(spec: Pipeline, after: str) -> DoorSettings:
         after=after, sources=tuple(source.name for source in data.sources), label_key=data.label_key,
         heldout=data.split.heldout, expect=data.expect, rehearsal=_rehearsal(spec),
     )  # fmt: skip
+
+
+def learn_of(spec: Pipeline) -> Learn:
+    """What the objective learns of a record; dpo and orpo read the same data."""
+    objective = spec.train.objective
+    return "pairs" if spec.train.of_pairs else "texts" if objective == "pretrain" else "answers"
 
 
 def _rehearsal(spec: Pipeline) -> tuple[str, ...]:

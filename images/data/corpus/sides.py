@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from corpus import flat, record, rows
 from corpus.flat import Flat
 from corpus.mix import TIMES
+from corpus.settings import Learn
 from corpus.tokenize import NAME, write
-from corpus.tokens import Encoder
+from corpus.tokens import ANY_LENGTH, Encoder
 
 DRILL = "drill"
 
@@ -68,7 +69,10 @@ class Side:
         return found
 
 
-def open_side(table: pa.Table, sets: Sequence[Flat], shards: Sequence[Path], encoder: Encoder, scratch: Path) -> Side:
+def open_side(
+    table: pa.Table, sets: Sequence[Flat], shards: Sequence[Path], encoder: Encoder, scratch: Path,
+    learn: Learn = "answers",
+) -> Side:  # fmt: skip
     """The tokens of a side, those that were refused left out.
 
     Where a drill gave rows another one's answer their own tokens are of no use: they are made anew, below `scratch`.
@@ -77,7 +81,7 @@ def open_side(table: pa.Table, sets: Sequence[Flat], shards: Sequence[Path], enc
     side = Side(table, sets, documents)
     side = side.only(~side.refused)
     if "answer_row" in table.column_names:
-        _tokenize_drilled(side.table, shards, encoder, sets, scratch)
+        _tokenize_drilled(side.table, shards, encoder, sets, scratch, learn)
         drilled = flat.read(scratch, DRILL)
         documents = np.stack([np.full(len(drilled), len(sets)), np.arange(len(drilled))], axis=1)
         side = Side(side.table, [*sets, drilled], documents)
@@ -86,14 +90,17 @@ def open_side(table: pa.Table, sets: Sequence[Flat], shards: Sequence[Path], enc
 
 
 def _tokenize_drilled(
-    table: pa.Table, shards: Sequence[Path], encoder: Encoder, sets: Sequence[Flat], scratch: Path
+    table: pa.Table, shards: Sequence[Path], encoder: Encoder, sets: Sequence[Flat], scratch: Path, learn: Learn
 ) -> None:
     others = table.select(["answer_shard", "answer_row"]).rename_columns(["shard", "row"])
     asked = dict(rows.conversations(table, shards))
     answers = {number: messages[-1] for number, messages in rows.conversations(others, shards)}
     header = sets[0].header
-    with flat.Writer(scratch, DRILL, vocabulary=header.vocabulary, vocabulary_size=header.vocabulary_size) as out:
+    with flat.Writer(
+        scratch, DRILL, vocabulary=header.vocabulary, vocabulary_size=header.vocabulary_size, pairs=learn == "pairs"
+    ) as out:
         names = table.column("id").to_pylist()
         for first in range(0, table.num_rows, record.GROUP_ROWS):
             group = range(first, min(first + record.GROUP_ROWS, table.num_rows))
-            write(out, encoder, [[*asked[number][:-1], answers[number]] for number in group], [names[n] for n in group])
+            given = [[*asked[number][:-1], answers[number]] for number in group]
+            write(out, encoder, given, [names[number] for number in group], ANY_LENGTH, learn)

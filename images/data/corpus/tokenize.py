@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from corpus import flat, record
+from corpus import flat, learn, record
 from corpus.quarantine import Quarantine
 from corpus.record import Message
-from corpus.settings import TokenizeSettings
+from corpus.settings import Learn, TokenizeSettings
 from corpus.task import QUARANTINE, RECORDS, Facts, Task
 from corpus.tokens import ANY_LENGTH, Encoded, Encoder
 from refit.fingerprint import file_digest
@@ -36,12 +36,15 @@ def run(task: Task) -> Facts:
     seen = 0
     with (
         Quarantine(task.folder / QUARANTINE) as quarantine,
-        flat.Writer(task.folder, NAME, vocabulary=vocabulary, vocabulary_size=encoder.size) as out,
+        flat.Writer(
+            task.folder, NAME, vocabulary=vocabulary, vocabulary_size=encoder.size, pairs=settings.learn == "pairs"
+        ) as out,
     ):
         for group in range(given.num_row_groups):
             table = given.read_row_group(group)
             conversations = [record.load(messages) for messages in table.column("messages").to_pylist()]
-            encoded = write(out, encoder, conversations, table.column("id").to_pylist(), settings.tokens)
+            ids = table.column("id").to_pylist()
+            encoded = write(out, encoder, conversations, ids, settings.tokens, settings.learn)
             places = [table.column(name).to_pylist() for name in ("source", "file", "line")]
             for at, reason in encoded.refused:
                 source, file, line = (place[at] for place in places)
@@ -66,13 +69,14 @@ def _encoder(folder: Path, digests: tuple[str, ...]) -> Encoder:
 
 def write(
     out: flat.Writer, encoder: Encoder, conversations: Sequence[Sequence[Message]], ids: Sequence[str],
-    limits: TokenLimits = ANY_LENGTH,
+    limits: TokenLimits = ANY_LENGTH, wanted: Learn = "answers",
 ) -> Encoded:  # fmt: skip
     """Add conversations to a flat set, each with its id in hex; returns what they came to."""
-    encoded = encoder.encode(conversations, limits)
-    kinds = np.array([flat.TEXT if one[0]["role"] == record.TEXT else flat.CONVERSATION for one in conversations])
+    encoded, halves = learn.encode(encoder, conversations, limits, wanted)
+    talk = flat.PAIR if wanted == "pairs" else flat.CONVERSATION
+    kinds = np.array([flat.TEXT if one[0]["role"] == record.TEXT else talk for one in conversations])
     kinds[encoded.lengths == 0] = flat.REFUSED
-    out.append(encoded.tokens, encoded.mask, encoded.lengths, _bytes(ids), kinds)
+    out.append(encoded.tokens, encoded.mask, encoded.lengths, _bytes(ids), kinds, halves)
     return encoded
 
 

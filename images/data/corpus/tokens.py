@@ -10,7 +10,7 @@ Many conversations are encoded at once: their segments are gathered, tokenized i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,16 +85,19 @@ class Encoder:
         """Library and version that tokenized the last large batch."""
         return self._plain.name
 
-    def encode(self, conversations: Sequence[Sequence[Message]], limits: TokenLimits = ANY_LENGTH) -> Encoded:
+    def encode(
+        self, conversations: Sequence[Sequence[Message]], limits: TokenLimits = ANY_LENGTH,
+        refuse: Mapping[int, str] | None = None,
+    ) -> Encoded:  # fmt: skip
         """Tokens and mask of conversations; each call is one batch, of as many as memory allows.
 
-        Refused are those in which nothing is learnt, and those outside the limits.
+        Refused are those in which nothing is learnt, those outside the limits, and those that `refuse` says.
         """
         gathered = Gathered(self.template, self._whole.token_to_id)
         gathered.add(conversations)
         laid = lay_out(len(conversations), gathered.shapes(), gathered.tokenized(self._plain))
         reasons = dict.fromkeys(np.flatnonzero(laid.learnt == 0).tolist(), NOTHING)
-        reasons |= _outside(laid.lengths, limits) | gathered.refused
+        reasons |= _outside(laid.lengths, limits) | gathered.refused | dict(refuse or {})
         laid = without(laid, list(reasons))
         return Encoded(laid.tokens, laid.mask, laid.lengths, sorted(reasons.items()))
 

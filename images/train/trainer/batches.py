@@ -21,6 +21,10 @@ class Batch(NamedTuple):
 
     `select` marks the places whose next token is a target, `labels` are those tokens, row by row. `weights` are what
     they count in the loss, of the same shape, float32 from 0 to 1; None where each counts whole.
+
+    Of preference pairs only: `sides` says for each label which side of which pair it is of (2 n or 2 n + 1), `pairs`
+    what each pair weighs, float32, and `reference` what the reference model says of both sides, shape (pairs, 2); None
+    where the model is asked itself.
     """
 
     tokens: Tensor
@@ -28,13 +32,17 @@ class Batch(NamedTuple):
     select: Tensor
     labels: Tensor
     weights: Tensor | None
+    sides: Tensor | None = None
+    pairs: Tensor | None = None
+    reference: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Step:
     """What one optimizer step learns from; all but `micro`, one rank's share, is of all ranks.
 
-    `weight` is what the targets weigh together, by which their loss is divided; 1 where there are none.
+    `weight` is what the targets (of preference pairs: the pairs) weigh together, by which their loss is divided; 1
+    where there are none.
     """
 
     packs: NDArray[np.int64]

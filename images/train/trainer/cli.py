@@ -89,7 +89,10 @@ def _smoke(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _overfit(arguments: argparse.Namespace) -> dict[str, Any]:
-    if work.spec_of(arguments).train.overfit.steps == 0:
+    train = work.spec_of(arguments).train
+    if train.of_pairs:
+        raise BadInput(f"train.objective is {train.objective}: pairs are not learnt by heart. Try them by `smoke`.")
+    if train.overfit.steps == 0:
         raise BadInput("train.overfit.steps is 0, which leaves it out: give some by --set train.overfit.steps=100.")
     return _part(tried.OVERFIT, arguments)
 

@@ -13,7 +13,7 @@ from refit.store import join, store_for
 from trainer import cli_work as work
 from trainer import fleet
 from trainer.inputs import folder_of, name_of, supported
-from trainer.packs import Packs
+from trainer.packs import Packs, learnt
 from trainer.stage import HANDLERS
 
 Commands = Any
@@ -76,7 +76,7 @@ def _planned(arguments: argparse.Namespace, spec: Pipeline) -> dict[str, Any]:
     from trainer import plan
 
     supported(spec.train)
-    packs = _packs(arguments) or Packs.assumed(spec.data.pack_length)
+    packs = _packs(arguments, spec) or Packs.assumed(spec.data.pack_length, learnt=learnt(spec.train.objective))
     return plan.make(spec.train, _base(spec, arguments), packs)
 
 
@@ -100,20 +100,21 @@ def _plan_for(them: fleet.Cards, arguments: argparse.Namespace) -> dict[str, Any
     from trainer import proposal
     from trainer.shapes import shape_of
 
-    spec, goal, method = work.spec_of(arguments), fleet.goal_of(arguments), fleet.method_of(arguments)
-    packs = _packs(arguments) or Packs.assumed(spec.data.pack_length, learnt=1.0 if goal == "pretrain" else 0.25)
+    spec, method = work.spec_of(arguments), fleet.method_of(arguments)
+    goal = fleet.goal_of(arguments, spec.train.objective)
+    packs = _packs(arguments, spec) or Packs.assumed(spec.data.pack_length, learnt=learnt(goal))
     made = proposal.propose(spec.train, shape_of(_base(spec, arguments)), packs, them, goal=goal, asked=method)
     proposal.show(made)
     return made
 
 
-def _packs(arguments: argparse.Namespace) -> Packs | None:
+def _packs(arguments: argparse.Namespace, spec: Pipeline) -> Packs | None:
     """Those of --data."""
     if not arguments.data:
         return None
     dataset = work.uri(folder_of(arguments.data))
     store_for(dataset).require(dataset, "dataset")
-    return Packs.of(store_for(dataset).local(dataset))
+    return Packs.of(store_for(dataset).local(dataset), spec.train)
 
 
 def _base(spec: Pipeline, arguments: argparse.Namespace) -> Path:

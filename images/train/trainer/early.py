@@ -28,7 +28,7 @@ LEAST = 20
 
 def losses(engine: Engine, task: Task, wire: Wire) -> NDArray[np.float64]:
     """The mean loss of each of the first documents that have a target, shape (documents,); all ranks together."""
-    split = validation_split(task.dataset)
+    split = validation_split(task.dataset, task.train)
     packs = _packs(split, task.train.early.items)
     found: list[NDArray[np.float64]] = []
     for at in range(0, len(packs), task.train.micro_batch):

@@ -178,6 +178,22 @@ class Engine:
             self._engine.train()
         return logits
 
+    def told(self) -> dict[str, float]:
+        """What the objective tells of its batches since it was last asked: sums by weight, of this rank."""
+        told: dict[str, float] = self._engine.module.told()
+        return told
+
+    def judged(self, batch: Any) -> Tensor:
+        """Loss and measures of each pair of a batch, without dropout and without a gradient; all ranks together."""
+        self._engine.eval()
+        try:
+            with torch.no_grad():
+                self._engine(batch)
+        finally:
+            self._engine.train()
+        judged: Tensor = self._engine.module.judged()
+        return judged
+
     def state(self, kinds: Collection[str] = fragments.KINDS, buffers: dict[str, Tensor] | None = None) -> State:
         """A copy of this rank's part of the weights and the optimizer's state; see `State.of`."""
         stage = self._train.zero_stage

@@ -56,6 +56,12 @@ class Engine(Protocol):
     def logits(self, batch: Any) -> Tensor:
         """What the model answers at a batch's targets, without dropout and without a gradient; all ranks together."""
 
+    def told(self) -> dict[str, float]:
+        """What the objective tells of its batches since it was last asked: sums by weight, of this rank."""
+
+    def judged(self, batch: Any) -> Tensor:
+        """Loss and measures of each pair of a batch, without dropout and without a gradient; all ranks together."""
+
     def state(self, kinds: Collection[str] = KINDS, buffers: dict[str, Tensor] | None = None) -> State:
         """A copy of this rank's part of the weights and the optimizer's state; see `State.of`."""
 

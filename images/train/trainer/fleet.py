@@ -6,13 +6,14 @@ import argparse
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 from refit.errors import BadInput
+from refit.spec import Objective
 from trainer.memory import METHODS, Method
 
-Goal = Literal["sft", "pretrain"]
-GOALS: tuple[Goal, ...] = ("sft", "pretrain")
+Goal = Objective
+GOALS: tuple[Goal, ...] = get_args(Objective)
 
 GIB = 1 << 30
 KNOWN = {
@@ -66,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--mfu", metavar="SHARE", help=f"share of that which training reaches; default: {UTILISATION}")
     group.add_argument("--gpu-price", metavar="PRICE", help="what one costs an hour, in any currency")
-    group.add_argument("--goal", metavar="GOAL", help="sft: teach a task (default); pretrain: learn from plain text")
+    group.add_argument("--goal", metavar="GOAL", help=f"{', '.join(GOALS)}; default: train.objective")
     group.add_argument("--method", metavar="METHOD", help="full, lora or qlora; default: full or lora by goal and data")
 
 
@@ -101,10 +102,10 @@ def cards_of(arguments: argparse.Namespace) -> Cards | None:
     )  # fmt: skip
 
 
-def goal_of(arguments: argparse.Namespace) -> Goal:
-    """What the training is for."""
+def goal_of(arguments: argparse.Namespace, default: Goal = "sft") -> Goal:
+    """What the training is for: as an option says, else the spec's objective."""
     for goal in GOALS:
-        if arguments.goal in (None, goal):
+        if (arguments.goal or default) == goal:
             return goal
     raise BadInput(f"--goal {arguments.goal}: expected one of {', '.join(GOALS)}.")
 

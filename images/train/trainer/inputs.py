@@ -40,9 +40,9 @@ def locate(job: Job) -> Inputs:
     dataset_uri, base_uri = folder_of(job.inputs.get("dataset", "")), job.inputs.get("base") or train.base
     dataset, dataset_manifest = _stage(dataset_uri, "dataset")
     base, base_manifest = _stage(base_uri, "model")
-    split = train_split(dataset)
+    split = train_split(dataset, train)
     if train.validation.every_steps:
-        validation_split(dataset)
+        validation_split(dataset, train)
     if split.header.vocabulary != file_digest(base / "tokenizer.json"):
         raise BadInput(
             f"{dataset_uri}: made with another tokenizer than the one of {base_uri}. Prepare the data again with this "
@@ -75,21 +75,31 @@ def folder_of(uri: str) -> str:
     return uri.rstrip("/").removesuffix("/" + MANIFEST)
 
 
-def train_split(dataset: Path) -> Packed:
-    """The packs to learn from."""
-    split = packed.read(dataset, "train")
+def train_split(dataset: Path, train: Train) -> Packed:
+    """The packs to learn from.
+
+    Raises:
+        BadInput: there are none, or they were prepared for another objective.
+    """
+    split = packed.read(dataset, "train", pairs=train.of_pairs)
     if split.header.packs == 0 or split.header.targets == 0:
         raise BadInput(f"{dataset}: the train split holds nothing to learn from ({split.header.packs} packs).")
+    header = split.header
+    if train.objective == "pretrain" and header.targets != header.tokens - header.samples:
+        raise BadInput(
+            f"{dataset}: {header.targets:,} of {header.tokens:,} tokens are learnt, and train.objective is pretrain, "
+            "which learns them all. Prepare the data again with this objective."
+        )
     return split
 
 
-def validation_split(dataset: Path) -> Packed:
+def validation_split(dataset: Path, train: Train) -> Packed:
     """The packs to look at.
 
     Raises:
         BadInput: there are none.
     """
-    split = packed.read(dataset, "validation")
+    split = packed.read(dataset, "validation", pairs=train.of_pairs)
     if split.header.packs == 0 or split.header.targets == 0:
         raise BadInput(
             f"{dataset}: the validation split is empty, and train.validation.every_steps asks for its loss. Raise "

@@ -2,7 +2,7 @@
 
 Before every optimizer step the ranks agree on the loss, whether anything is not finite, whether to stop, and how it
 stands with saving, in one all-reduce. So they stop, save and give up at the same step, and a NaN on any of them moves
-nobody's weights.
+nobody's weights. What an objective tells beside its loss is added up with them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Loop:
             nll += float(loss.detach())
             self._wire.send("beat")
         with self._clock("wait"):
-            nll, bad = self._agree(nll)
+            nll, bad, told = self._agree(nll, self._engine.told())
         rate, norm = learning_rate(self._task.train, number), math.nan
         why = "the loss is not finite" if bad else None
         if why is None:
@@ -110,10 +110,10 @@ class Loop:
                 why = str(error)
         record = {
             "step": number + 1, "loss": _finite(nll / step.weight), "grad_norm": _finite(norm), "lr": rate,
+            **{name: _finite(total / step.weight) for name, total in told.items()},
             "tokens": step.tokens, "targets": step.targets, **holds,
             **({} if why is None else self._pass_over(number, step, nll, why)),
-            "seconds": time.perf_counter() - began, **self._spent,
-            **self._saver.told(),
+            "seconds": time.perf_counter() - began, **self._spent, **self._saver.told(),
         }  # fmt: skip
         record |= self._usage.of(step.tokens, record["seconds"])
         self._spent = {}
@@ -170,7 +170,7 @@ class Loop:
         record["validation_loss"] = look.loss
         if look.domains:
             record["validation_losses"] = look.domains
-        record |= self._spent
+        record |= {**look.measures, **self._spent}
         self._spent = {}
         return self._validator.best is not None and self._validator.best.step == step
 
@@ -193,14 +193,15 @@ class Loop:
             f"{saved}. Raise train.checkpoint.grace_seconds"
         )
 
-    def _agree(self, nll: float) -> tuple[float, bool]:
-        own = [nll if self._counts else 0.0, not math.isfinite(nll), self._stopping() > 0, *self._saver.votes()]
+    def _agree(self, nll: float, told: dict[str, float]) -> tuple[float, bool, dict[str, float]]:
+        saving, told_by = self._saver.votes(), list(told)
+        own = [nll if self._counts else 0.0, not math.isfinite(nll), self._stopping() > 0, *saving, *told.values()]
         votes = torch.tensor(own, dtype=torch.float64)
         distributed.all_reduce(votes)
-        nll, bad, stop, *saving = votes.tolist()
+        nll, bad, stop, *more = votes.tolist()
         self._stop = stop > 0
-        self._saver.heard(saving)
-        return nll, bad > 0
+        self._saver.heard(more[: len(saving)])
+        return nll, bad > 0, dict(zip(told_by, more[len(saving) :], strict=True))
 
     def _facts(self, number: int, step: Step, nll: float, why: str) -> dict[str, Any]:
         return {

@@ -47,6 +47,10 @@ class Objective(nn.Module):
             return functional.cross_entropy(logits, batch.labels, reduction="sum")
         return (functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights).sum()
 
+    def told(self) -> dict[str, float]:
+        """What there is to tell of a step beside its loss: sums by weight, which the step's weight divides."""
+        return {}
+
     def logits(self, batch: Batch) -> Tensor:
         """Float32 logits at the batch's targets, shape (targets, vocabulary)."""
         self._select = batch.select
@@ -75,6 +79,10 @@ def build(base: Path, train: Train, *, dtype: str, length: int) -> Objective:
     if train.method != "full":
         model = adapt(model, train)
     model.train()
+    if train.of_pairs:
+        from trainer.preference import PreferenceObjective  # which is made of this module
+
+        return PreferenceObjective(model, train, bfloat16=dtype == "bfloat16")
     return Objective(model, bfloat16=dtype == "bfloat16")
 
 

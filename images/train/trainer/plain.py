@@ -100,6 +100,21 @@ class PlainEngine:
             self.module.train()
         return logits
 
+    def told(self) -> dict[str, float]:
+        """What the objective tells of its batches since it was last asked: sums by weight."""
+        return self.module.told()
+
+    def judged(self, batch: Any) -> Tensor:
+        """Loss and measures of each pair of a batch, without dropout and without a gradient."""
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                self.module(batch)
+        finally:
+            self.module.train()
+        judged: Tensor = self.module.judged()  # type: ignore[operator]
+        return judged
+
     def state(self, kinds: Collection[str] = fragments.KINDS, buffers: dict[str, Tensor] | None = None) -> State:
         """A copy of the weights and the optimizer's state; see `State.of`."""
         pieces = fragments.of(self, STAGE, 0)

@@ -17,7 +17,7 @@ from trainer import tables
 from trainer.machine import arithmetic, cores, memory_bytes
 from trainer.memory import QUANTIZED
 from trainer.objective import attention_for
-from trainer.packs import Packs
+from trainer.packs import Packs, learnt, reference_tokens
 from trainer.shapes import count, trained_model
 from trainer.tables import gib
 
@@ -37,23 +37,32 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
     tokens_per_step = per_step * packs.tokens
     epochs = train.max_steps * per_step / packs.count if packs.count else None
     tokens = train.max_steps * tokens_per_step
-    flops = flops_of(parameters, trainable, tokens)
+    once = packs.tokens * (packs.count or train.max_steps * per_step)
+    read = reference_tokens(train.objective, train.method, tokens=tokens, once=once)
+    reference = 2 * parameters * read
+    flops = flops_of(parameters, trainable, tokens) + reference
     memory = memory_of(
         train, model.config, parameters, trainable, dtype=dtype, length=packs.length,
         targets=train.micro_batch * packs.targets,
     )  # fmt: skip
     seconds, why_seconds = _seconds(train, flops, dtype, smoke)
     needed, available = sum(memory.values()) * train.ranks, memory_bytes()
+    share = f"{learnt(train.objective):.0%}"
     why = [
         f"{train.method}: {trainable:,} of {parameters:,} parameters are trained ({trainable / parameters:.1%})",
         f"a step learns from {per_step} packs of {packs.length} ({tokens_per_step:,.0f} tokens): micro batch "
         f"{train.micro_batch}, {train.accumulation} of them, dealt out to {train.ranks} rank(s)",
         f"{train.max_steps} steps see {epochs:.2f} times the {packs.count} packs"
         if epochs is not None
-        else "no data given: packs are taken to be full, and a quarter of their tokens to be learnt from",
+        else f"no data given: packs are taken to be full, and {share} of their tokens to be learnt",
         f"arithmetic in {dtype}, trained weights and optimizer in float32, ZeRO stage {train.zero_stage}",
         why_seconds,
     ]
+    if train.of_pairs:
+        why.append(
+            f"{train.objective}: a pair is two sequences in one pack; the reference model reads {read:,.0f} tokens "
+            f"forward ({reference / flops:.0%} of the arithmetic), and no second model is in memory"
+        )
     if needed > available:
         why.append(
             f"this does not fit, because {gib(needed)} are needed and {gib(available)} are available; what would: a "
@@ -63,7 +72,8 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
         "parameters": parameters, "trainable": trainable, "method": train.method, "zero_stage": train.zero_stage,
         "micro_batch": train.micro_batch, "accumulation": train.accumulation, "ranks": train.ranks, "dtype": dtype,
         "steps": train.max_steps, "tokens": round(tokens), "epochs": epochs,
-        "flops": flops, "bytes_per_rank": memory, "bytes_needed": needed, "bytes_available": available,
+        "goal": train.objective, "flops": flops, "flops_of_reference": reference,
+        "bytes_per_rank": memory, "bytes_needed": needed, "bytes_available": available,
         "fits": needed <= available, "seconds": seconds, "hours": seconds / 3600, "measured": smoke is not None,
         "checkpoint_bytes": 12 * trainable, "why": why,
     }  # fmt: skip

@@ -23,13 +23,20 @@ from trainer.memory import (
     trainable,
     usable,
 )
-from trainer.packs import Packs
+from trainer.packs import Packs, reference_tokens
 from trainer.recipes import Choice
 from trainer.remedies import number, refusal
 from trainer.tables import Row, gib
 
 NODE = 8
 """Cards of one node."""
+
+PAIRED = {
+    "dpo": "a pair is two sequences in one pack; the reference is the base with its adapter off, or what it said "
+    "before a full training: no second model is in memory",
+    "orpo": "a pair is two sequences in one pack; there is no reference model",
+}
+"""What to know of a training on preference pairs."""
 
 CHECKPOINT = 14
 """Bytes of a checkpoint for each parameter that learns: float32 weights, two moments, bfloat16 weights."""
@@ -60,7 +67,9 @@ def propose(
     layout, recipe = chosen.layout, {name: choice.value for name, choice in chosen.choices.items()}
     learn, tokens = trainable(shape, layout), chosen.packs * packs.tokens
     memory = bytes_per_rank(shape, layout, length=packs.length, targets=packs.targets)
-    time = _time(shape, layout, tokens, packs.length, cards)
+    once = packs.tokens * (packs.count or chosen.packs)
+    read = reference_tokens(goal, layout.method, tokens=tokens, once=once)
+    time = _time(shape, layout, tokens, packs.length, cards, reference=read)
     return {
         "parameters": shape.parameters + (0 if layout.method == "full" else learn), "trainable": learn, "goal": goal,
         **recipe, "ranks": cards.count, "dtype": "bfloat16", "steps": chosen.steps, "tokens": round(tokens),
@@ -70,7 +79,8 @@ def propose(
         "bytes_available": usable(cards.memory) * cards.count, "fits": chosen.fits, "measured": False, **time,
         "gpus": cards.count, "gpu_memory": cards.memory, "gpu_flops": cards.flops, "mfu": cards.mfu,
         "cost": None if cards.price is None else time["gpu_hours"] * cards.price,
-        "checkpoint_bytes": CHECKPOINT * learn, "recipe": recipe, "sets": _sets(recipe, chosen.steps, cards.count),
+        "checkpoint_bytes": CHECKPOINT * learn, "recipe": recipe,
+        "sets": _sets(goal, recipe, chosen.steps, cards.count),
         "reasons": {name: choice.why for name, choice in chosen.choices.items()},
         "why": [
             *(f"{name} {_value(choice.value)}: {choice.why}" for name, choice in chosen.choices.items()),
@@ -103,7 +113,8 @@ def choose(train: Train, shape: Shape, packs: Packs, cards: Cards, *, goal: Goal
         "method": method, "zero_stage": stage, "gradient_checkpointing": again, "global_batch": batch,
         "micro_batch": micro, "accumulation": accumulation,
         "learning_rate": recipes.choose_learning_rate(goal, method.value, parameters=shape.parameters),
-        "warmup_steps": recipes.choose_warmup(steps),
+        "warmup_steps": recipes.choose_warmup(steps, goal),
+        "schedule": recipes.choose_schedule(goal),
         "checkpoint_minutes": recipes.choose_checkpoint_minutes(
             CHECKPOINT * trainable(shape, layout), ranks=ranks, most=train.checkpoint.every_minutes
         ),
@@ -124,6 +135,8 @@ def show(plan: dict[str, Any]) -> None:
     speed = f"{number(plan['gpus'])} of {plan['gpu_flops'] / 1e12:g} TFLOP/s at an MFU of {plan['mfu']:.0%}, assumed"
     room = f"of {gib(plan['bytes_available'] / plan['gpus'])} that can be used"
     of_weights = f"6ND, 4ND where weights are frozen: {share:.0%}; the rest is attention"
+    if plan["flops_of_reference"]:
+        of_weights += f", and {plan['flops_of_reference'] / plan['flops']:.0%} the reference model's forward pass"
     rows: list[Row] = [
         ("parameters", f"{plan['parameters']:,}", f"{learn} of them learn"),
         ("tokens", f"{plan['tokens']:,}", f"{plan['steps']:,} steps{epochs}"),
@@ -155,8 +168,11 @@ def _rooms(method: Method, train: Train, shape: Shape, packs: Packs, cards: Card
     }  # fmt: skip
 
 
-def _time(shape: Shape, layout: Layout, tokens: float, length: int, cards: Cards) -> dict[str, float]:
-    """Arithmetic and time. MFU counts what the model needs; what is computed again is added to the time only.
+def _time(
+    shape: Shape, layout: Layout, tokens: float, length: int, cards: Cards, *, reference: float
+) -> dict[str, float]:
+    """Arithmetic and time. MFU counts what the model needs; what is computed again is added to the time only. The
+    reference model reads `reference` tokens, forward.
 
     Source: Kaplan et al. 2020 (2 operations a weight and token forward, 2 back to the inputs, 2 to weights that learn);
     Chowdhery et al. 2022 (PaLM), appendix B, for attention, halved because a token sees only those before it.
@@ -164,11 +180,13 @@ def _time(shape: Shape, layout: Layout, tokens: float, length: int, cards: Cards
     frozen = 0 if layout.method == "full" else shape.parameters
     of_weights = tokens * (6 * trainable(shape, layout) + 4 * frozen)
     forward = 2 * length * shape.queries * shape.layers * tokens
-    flops = of_weights + 3 * forward
+    of_reference = reference * (2 * shape.parameters + forward / tokens)
+    flops = of_weights + 3 * forward + of_reference
     done = flops + (2 * tokens * shape.parameters + forward if layout.checkpointing else 0)
     seconds = done / (cards.count * cards.flops * cards.mfu)
     return {
-        "flops": flops, "flops_of_weights": of_weights, "seconds": seconds, "hours": seconds / 3600,
+        "flops": flops, "flops_of_weights": of_weights, "flops_of_reference": of_reference,
+        "seconds": seconds, "hours": seconds / 3600,
         "gpu_hours": seconds / 3600 * cards.count,
     }  # fmt: skip
 
@@ -181,6 +199,8 @@ def _remarks(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards, goal: Goa
         f"{amount}; there are {packs.count}" if packs.count else f"{amount}; {blind}",
         "this trainer computes on processors today: the recipe is for one that drives cards",
     ]
+    if goal in PAIRED:
+        remarks.append(PAIRED[goal])
     if chosen.layout.checkpointing:
         remarks.append("gradient checkpointing has no field in the spec yet, so it is not among the sets")
     if not chosen.fits:
@@ -188,14 +208,14 @@ def _remarks(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards, goal: Goa
     return remarks
 
 
-def _sets(recipe: dict[str, Any], steps: int, ranks: int) -> list[str]:
+def _sets(goal: Goal, recipe: dict[str, Any], steps: int, ranks: int) -> list[str]:
     """The recipe as --set takes it."""
     node = next(size for size in range(min(ranks, NODE), 0, -1) if ranks % size == 0)
     values = {
-        "method": recipe["method"], "max_steps": steps,
+        **({} if goal == "sft" else {"objective": goal}), "method": recipe["method"], "max_steps": steps,
         "learning_rate": f"{recipe['learning_rate']:.1e}",  # YAML takes 2e-05 for a text
 
-        **{name: recipe[name] for name in ("warmup_steps", "micro_batch", "accumulation", "zero_stage")},
+        **{name: recipe[name] for name in ("warmup_steps", "schedule", "micro_batch", "accumulation", "zero_stage")},
         "ranks": ranks, "nodes": ranks // node, "gpus_per_node": node, "dtype": "bfloat16",
         "checkpoint.every_minutes": recipe["checkpoint_minutes"],
     }  # fmt: skip

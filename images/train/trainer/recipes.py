@@ -26,6 +26,17 @@ SFT_SHARE = 1 / 6
 """Full fine-tuning learns at this share of the pretraining rate: meets Llama 2-Chat's 2e-5 (Touvron et al. 2023,
 section 3.1) at 7 billion, and carries it to other sizes."""
 
+PREFERENCE_SHARE = {"dpo": 5e-7 / 1.2e-4, "orpo": 5e-6 / 1.2e-4}
+"""Likewise of preference losses, at 7 billion: 5e-7 (Zephyr, Tunstall et al. 2023), and ORPO's 5e-6 (its authors'
+scripts for Mistral 7B: github.com/xfactlab/orpo). Their answers are likely already, and what pushes them apart has no
+end."""
+
+PREFERENCE_TOKENS = 32 * 2 * 1024
+"""32 pairs, of two sides of 1,024. Source: Zephyr, and ORPO's scripts for the number of pairs."""
+
+PREFERENCE_WARMUP = 0.1
+"""Source: Zephyr."""
+
 LORA_FACTOR = 10
 """LoRA's best rate is ten times that of full fine-tuning at any rank. Source: Schulman et al. 2025, "LoRA without
 regret". Meets QLoRA's 2e-4 at 7 billion (Dettmers et al. 2023, table 9)."""
@@ -80,6 +91,8 @@ def choose_method(
         return Choice(asked, "asked for")
     if goal == "pretrain":
         return Choice("full", "plain text holds more than an adapter can (Biderman et al. 2024)")
+    if goal == "dpo" and fits["lora"]:
+        return Choice("lora", "a pair tells which answer is better, one bit; and an adapter's base is its reference")
     holds, brings = BITS_PER_PARAMETER * adapter, BITS_PER_TOKEN * learnt
     told = f"an adapter holds {holds / 1e6:,.1f} Mbit, {learnt:,.0f} learnt tokens bring {brings / 1e6:,.1f}"
     if brings <= holds:
@@ -117,6 +130,8 @@ def choose_batch(goal: Goal, method: Method, *, parameters: int, length: int, pa
     """Packs of one step, all ranks together: by tokens, but with enough steps left, and one for each rank at least."""
     if goal == "pretrain":
         tokens, source = SIZES[_nearest(parameters)][1], "GPT-3's for this size"
+    elif goal in PREFERENCE_SHARE:
+        tokens, source = float(PREFERENCE_TOKENS), "32 pairs of two sides of 1,024, as Zephyr's"
     elif method == "full":
         tokens, source = float(FULL_SFT_TOKENS), "Llama 2-Chat's 64 sequences of 4,096"
     else:
@@ -151,16 +166,34 @@ def choose_learning_rate(goal: Goal, method: Method, *, parameters: int) -> Choi
     size = _nearest(parameters)
     pretraining = SIZES[size][0]
     rate, told = pretraining, f"GPT-3's at {size / 1e9:g} billion parameters"
-    if goal == "sft":
+    if goal == "pretrain":
+        told = f"{told}: warmed up again to its peak (Ibrahim et al. 2024)"
+    elif goal == "sft":
         rate, told = rate * SFT_SHARE, f"a sixth of {told} (Llama 2-Chat: 2e-5 at 7 billion)"
+    else:
+        share = PREFERENCE_SHARE[goal]
+        known = "Zephyr: 5e-7" if goal == "dpo" else "its authors: 5e-6"
+        rate, told = rate * share, f"1/{1 / share:.0f} of {told} ({known} at 7 billion)"
     if method != "full":
         rate, told = rate * LORA_FACTOR, f"{told}, times ten for LoRA"
     rate = float(f"{rate:.1e}")
     return Choice(rate, told)
 
 
-def choose_warmup(steps: int) -> Choice[int]:
+def choose_schedule(goal: Goal) -> Choice[str]:
+    """What the rate does after the peak."""
+    if goal == "pretrain":
+        return Choice("cosine", "decayed again to 0 as in pretraining; mix in 5% of what the base was trained on, "
+                      "or it forgets (Ibrahim et al. 2024)")  # fmt: skip
+    return Choice(
+        "cosine", "down to 0, as Zephyr's does in a straight line" if goal in PREFERENCE_SHARE else "as Llama 2-Chat's"
+    )
+
+
+def choose_warmup(steps: int, goal: Goal = "sft") -> Choice[int]:
     """Steps until the peak."""
+    if goal in PREFERENCE_SHARE:
+        return Choice(math.ceil(steps * PREFERENCE_WARMUP), f"{PREFERENCE_WARMUP:.0%} of {steps}, as Zephyr's")
     warmup = math.ceil(steps * WARMUP_SHARE)
     return Choice(warmup, f"{WARMUP_SHARE:.0%} of {steps}, as Alpaca's and QLoRA's")
 

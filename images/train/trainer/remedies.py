@@ -43,11 +43,11 @@ def _ways(shape: Shape, layout: Layout, packs: Packs, cards: Cards, goal: Goal) 
     more = _cards_needed(shape, layout, packs, cards)
     if more:
         yield f"{number(more)} like these, at ZeRO stage 3"
-    if goal == "sft" and layout.method == "full":
+    if goal != "pretrain" and layout.method == "full":
         lora = leanest(replace(layout, method="lora"))
         if _fits(shape, lora, packs, cards):
             yield f"LoRA on these (--method lora), which takes {_gib(shape, lora, packs)} at its leanest"
-    if goal == "sft":
+    if goal != "pretrain":
         four_bit = leanest(replace(layout, method="qlora"))
         if _fits(shape, four_bit, packs, cards):
             yield f"QLoRA on these (weights in 4 bits, --method qlora), which takes {_gib(shape, four_bit, packs)}"

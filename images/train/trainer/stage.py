@@ -30,7 +30,7 @@ def plan(run: JobRun) -> Manifest:
 
     inputs = locate(run.job)
     measured = tried.known(tried.SMOKE, run.job, inputs.fingerprint)
-    made = planning.make(run.spec.train, inputs.base, Packs.of(inputs.dataset), smoke=measured)
+    made = planning.make(run.spec.train, inputs.base, Packs.of(inputs.dataset, run.spec.train), smoke=measured)
     planning.show(made)
     store_for(run.job.output).write(join(run.job.output, PLAN), json.dumps(made, indent=1).encode())
     return _manifest("plan", inputs, facts=made)
@@ -82,7 +82,7 @@ def _look(run: JobRun, inputs: Inputs) -> dict[str, Any]:
     else:
         from trainer import plan as planning
 
-        planned = planning.make(train, inputs.base, Packs.of(inputs.dataset))
+        planned = planning.make(train, inputs.base, Packs.of(inputs.dataset, train))
     output = join(run.job.store, "training", run.job.pipeline, inputs.fingerprint)
     return looking.preflight(train, planned, output)
 

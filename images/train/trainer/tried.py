@@ -25,8 +25,8 @@ LOOK = "the first look at the validation split"
 
 
 def parts(train: Train) -> tuple[str, ...]:
-    """What the spec asks for, in its order."""
-    return (OVERFIT, SMOKE) if train.overfit.steps else (SMOKE,)
+    """What the spec asks for, in its order; a handful is of what has one right answer, which a pair has not."""
+    return (OVERFIT, SMOKE) if train.overfit.steps and not train.of_pairs else (SMOKE,)
 
 
 def minutes(mode: Mode, train: Train) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,12 @@ class Best:
 
 @dataclass(frozen=True)
 class Look:
-    """The mean loss over all targets of the split, and over those of each domain that has any."""
+    """The mean loss over all targets of the split, and over those of each domain that has any; what else was measured,
+    by its name in the step's record."""
 
     loss: float
     domains: dict[str, float]
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 class Validator:

@@ -7,6 +7,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import distributed
@@ -18,12 +19,14 @@ from trainer import checkpoints, collectives, early, engines, overfit, snapshot,
 from trainer.batches import Loader
 from trainer.engines import Engine
 from trainer.export import export
-from trainer.inputs import train_split, validation_split
+from trainer.inputs import validation_split
 from trainer.loop import Loop
 from trainer.objective import build
+from trainer.pair_validation import PairValidator
+from trainer.pairs import PairLoader
 from trainer.probe import Probe
+from trainer.samples import loader_of
 from trainer.task import Task, Wire
-from trainer.tensor_parallel import share
 from trainer.validation import Best, Validator
 
 Stopping = Callable[[], float]
@@ -35,8 +38,7 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     collectives.watch()
     engines.connect(task.train, task.rendezvous, rank, task.ranks)
     wire.send("beat")
-    own, shares = share(rank, task.ranks, task.train.tensor_parallel)
-    loader = Loader(train_split(task.dataset), task.train, rank=own, ranks=shares)
+    loader = loader_of(task, rank, lambda: wire.send("beat"))
     work = {"train": _train, "overfit": _overfit, "smoke": _smoke, "trial": _trial, "replay": _replay,
             "export": _export, "early": _early}[task.mode]  # fmt: skip
     result = work(task, loader, wire, stopping)
@@ -50,7 +52,7 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     wire.send("beat")
     if task.checkpoint:
         snapshot.load(engine, task, task.checkpoint)
-    validator = _validator(engine, task, wire)
+    validator = _validator(engine, task, loader, wire)
     loop = Loop(engine, loader, task, wire, stopping, validator)
     wire.send("ready", step=task.step)
     loop.run(task.step, task.train.max_steps)
@@ -64,14 +66,15 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     return {**export(engine, task, loader), "best": best.as_dict() if best else None}
 
 
-def _validator(engine: Engine, task: Task, wire: Wire) -> Validator | None:
+def _validator(engine: Engine, task: Task, loader: Loader, wire: Wire) -> Validator | None:
     """Who looks at the validation split, knowing what was the best before a resume."""
     settings = task.train.validation
     if settings.every_steps is None:
         return None
     best = checkpoints.best(task.checkpoint) if task.checkpoint else None
-    split = validation_split(task.dataset)
-    return Validator(
+    split = validation_split(task.dataset, task.train)
+    watcher: Any = partial(PairValidator, reference=loader.watched) if isinstance(loader, PairLoader) else Validator
+    return watcher(  # type: ignore[no-any-return]
         engine, split, domains.read(task.dataset, "validation"), settings, micro_batch=task.train.micro_batch,
         best=Best(**best) if best else None, beat=lambda: wire.send("beat"), group=task.train.tensor_parallel,
     )  # fmt: skip
@@ -121,7 +124,7 @@ def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     records.append(loop.step(last))
     uri = checkpoints.address(task.job.output, last)
     size = snapshot.size(task.job.output, last)
-    look = _first_look(engine, task, wire)
+    look = _first_look(engine, task, loader, wire)
     del engine, loop
     began_restore = time.perf_counter()
     again = _engine(task, loader)
@@ -152,13 +155,13 @@ def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     }
 
 
-def _first_look(engine: Engine, task: Task, wire: Wire) -> dict[str, Any]:
+def _first_look(engine: Engine, task: Task, loader: Loader, wire: Wire) -> dict[str, Any]:
     """The look at the validation split that a training would take after hours; empty where it takes none.
 
     Raises:
         PreflightRefused: it fails, for want of memory or for anything else.
     """
-    validator = _validator(engine, task, wire)
+    validator = _validator(engine, task, loader, wire)
     if validator is None:
         return {}
     wire.send("phase", name=tried.LOOK)

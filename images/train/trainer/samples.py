@@ -1,0 +1,71 @@
+"""What a task learns from, by its objective: a loader of its packs, and what must be known before an engine is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from refit.packed import Packed
+from refit.spec import Train
+from trainer import reference
+from trainer.batches import Loader
+from trainer.inputs import train_split, validation_split
+from trainer.objective import Objective, attention_for, load
+from trainer.order import packs_of_step
+from trainer.pairs import PairLoader, counts, to_pairs
+from trainer.preference import log_probabilities
+from trainer.reference import Reference
+from trainer.task import Task
+from trainer.tensor_parallel import share
+
+Index = NDArray[np.int64]
+Beat = Callable[[], None]
+
+
+def loader_of(task: Task, rank: int, beat: Beat) -> Loader:
+    """The loader of a task; all ranks together, for a full training with DPO asks the base model first."""
+    train, split = task.train, train_split(task.dataset, task.train)
+    own, shares = share(rank, task.ranks, train.tensor_parallel)
+    if not train.of_pairs:
+        return Loader(split, train, rank=own, ranks=shares)
+    if train.objective != "dpo" or train.method != "full" or task.mode == "export":
+        return PairLoader(split, train, rank=own, ranks=shares)
+    steps = {"train": train.max_steps, "smoke": train.smoke_steps}.get(task.mode, task.until + 1)
+    known = _reference(task, split, "train", _packs_of(train, split, steps), beat)
+    watched = None
+    if task.mode in ("train", "smoke") and train.validation.every_steps:
+        looked_at = validation_split(task.dataset, train)
+        watched = _reference(task, looked_at, "validation", np.arange(looked_at.header.packs), beat)
+    return PairLoader(split, train, rank=own, ranks=shares, reference=known, watched=watched)
+
+
+def _packs_of(train: Train, split: Packed, steps: int) -> Index:
+    """The packs that the first steps see, each once, rising."""
+    packs, per_step = split.header.packs, train.micro_batch * train.accumulation
+    if steps * per_step >= packs:  # an epoch sees all
+        return np.arange(packs)
+    seen = [packs_of_step(step, per_step=per_step, packs=packs, seed=train.seed) for step in range(steps)]
+    return np.unique(np.concatenate(seen))
+
+
+def _reference(task: Task, split: Packed, name: str, packs: Index, beat: Beat) -> Reference:
+    def make() -> Reference:
+        # As it is trained: float32 weights, multiplied in what the training multiplies in.
+        base = load(task.base, dtype=torch.float32, attention=attention_for(split.header.length)).eval()
+        objective = Objective(base, bfloat16=task.dtype == "bfloat16")
+
+        @torch.no_grad()
+        def say(asked: Index) -> Tensor:
+            beat()
+            return log_probabilities(
+                objective, to_pairs(split.tokens[asked], split.segments[asked], split.mask[asked])
+            )  # fmt: skip
+
+        return reference.compute(split, packs, counts, say, at_once=task.train.micro_batch)
+
+    named = reference.name_of(task.fingerprint, split=name, dtype=task.dtype, packs=packs)
+    return reference.kept(task.folder, named, make)
