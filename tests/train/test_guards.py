@@ -95,7 +95,7 @@ def test_a_training_that_skips_nothing_keeps_its_name() -> None:
         return training_fingerprint(Train(base="cache://models/x", **more), dataset="d", base="b")
 
     train = Train(base="cache://models/x")
-    before = train.model_dump(mode="json", exclude={*Train.not_in_fingerprint, *Train.not_in_fingerprint_unless_set})
+    before = train.model_dump(mode="json", exclude={*Train.not_in_fingerprint, *Train.came_later})
     assert (
         name() == name(skip={}) == fingerprint("train", RECIPE_VERSION["train"], before, {"dataset": "d", "base": "b"})
     )

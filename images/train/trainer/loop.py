@@ -211,6 +211,7 @@ class Loop:
         }  # fmt: skip
 
     def _diverged(self, number: int, step: Step, nll: float, why: str) -> Diverged:
+        self._saver.finish(strict=False)  # what is being saved is of a step before, and good
         facts = self._facts(number, step, nll, why)
         if self._rank == 0:
             scene.keep(self._task.folder, facts, step.packs.tolist(), self._loader.split)
