@@ -31,7 +31,7 @@ def main() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     train = load(spec).train
-    loader = Loader(train_split(dataset), train, rank=rank, ranks=ranks)
+    loader = Loader(train_split(dataset, train), train, rank=rank, ranks=ranks)
     steps = [loader.step(number) for number in range(STEPS)]
     batches = [(step.weight, list(loader.batches(step))) for step in steps]
     model = build(base, train, dtype="float32", length=loader.length)

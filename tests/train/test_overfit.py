@@ -102,7 +102,7 @@ def test_packs_without_a_target_are_passed_over(house: House) -> None:
     from refit.store import store_for
     from trainer.inputs import train_split
 
-    split = train_split(store_for(house.data).local(house.data))
+    split = train_split(store_for(house.data).local(house.data), Train(base="cache://models/x"))
     packs = overfit.handful(split, recipe(micro_batch=3))
     assert len(set(packs.tolist())) == 3
     assert (np.count_nonzero(split.mask[packs][:, 1:], axis=1) > 0).all()

@@ -70,7 +70,7 @@ class Training:
             folder=self.folder, dtype="float32", token="ours", ranks=1,
             rendezvous=self.folder / "ranks" / "rendezvous",
         )  # fmt: skip
-        loader = Loader(train_split(inputs.dataset), spec.train, rank=0, ranks=1)
+        loader = Loader(train_split(inputs.dataset, spec.train), spec.train, rank=0, ranks=1)
         torch.manual_seed(1)
         objective = build(self.task.base, spec.train, dtype="float32", length=loader.length)
         self.engine = Engine(objective, spec.train)
@@ -153,8 +153,16 @@ def test_saves_behind_hold_what_saves_that_are_waited_for_hold(solo: None, house
     assert not torch.equal(*(next(iter(behind.state(step).values())) for step in (1, 3)))
 
 
-def test_a_save_that_comes_due_during_another_is_put_off_to_the_step_after_it(solo: None, house: House) -> None:
-    training = Training(house, "saves-put-off", "train.checkpoint.every_steps=1")
+def test_saves_by_steps_are_of_just_those_steps_however_fast_they_come(solo: None, house: House) -> None:
+    training = Training(house, "saves-exact", "train.checkpoint.every_steps=2")
+    training.loop.run(0, 7)
+    assert [told["step"] for told in training.said("saved")] == [2, 4, 6, 7]
+
+
+def test_a_save_that_comes_due_by_the_clock_during_another_is_put_off_to_the_step_after_it(
+    solo: None, house: House
+) -> None:
+    training = Training(house, "saves-put-off", "train.checkpoint.every_minutes=0.0000001")
     training.saver.__class__ = Held
     Held.gate.clear()
     for number in range(3):

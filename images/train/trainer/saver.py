@@ -5,8 +5,9 @@ threads write their parts into it; when all are there rank 0's commits. Threads 
 two threads might cross. What became of a save the ranks learn in the agreement of each step, by two votes: how many
 threads have ended, and how many have failed. So all ranks know it at the same step, and think the same of it.
 
-One save is in flight at a time: one that comes due meanwhile is put off to the first step after, unless it must be of
-this very step. A save that fails removes what it wrote, is told, and is tried again when the next is due.
+One save is in flight at a time: one that comes due by the clock meanwhile is put off to the first step after, one
+that is of just this step waits for it. A save that fails removes what it wrote, is told, and is tried again when the
+next is due.
 
 What it does not do: wait for a disk that hangs; that is told too, and training goes on.
 """
@@ -124,13 +125,13 @@ class Saver:
             self._failed(flight) if failed > 0 else self._succeeded(flight)
 
     def after(self, step: int, facts: dict[str, Any], *, must: bool = False) -> None:
-        """At the end of a step: begin a save if one is due and none is in flight. One that `must` be of this step
-        waits for that in flight."""
-        for kind, every in ((KIND, self._settings.every_steps), (FAST, self._settings.fast_every_steps)):
-            if every is not None and step % every == 0:
-                self._due.add(kind)
-        if must:
-            self._due.add(KIND)
+        """At the end of a step: begin a save if one is due and none is in flight. One that is of just this step, by
+        the spec's steps or because it `must`, waits for that in flight."""
+        tiers = ((KIND, self._settings.every_steps), (FAST, self._settings.fast_every_steps))
+        exact = {kind for kind, every in tiers if every is not None and step % every == 0}
+        exact |= {KIND} if must else set()
+        if exact:
+            self._due |= exact
             self.finish()
         if self._flight is None and self._due:
             self._begin(step, KIND if KIND in self._due else FAST, facts)
