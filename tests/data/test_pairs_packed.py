@@ -155,7 +155,7 @@ def test_a_pair_is_one_record_to_dedup_and_split(paired: Line, texts: Sentences)
 @pytest.mark.parametrize(
     ("objective", "format", "why"),
     [
-        ("dpo", "alpaca", r"learns from preference pairs, .* odd \(alpaca\); give a source of format: preference"),
+        ("dpo", "alpaca", r"learns from preference pairs, .* odd \(alpaca\); give each source format: preference"),
         ("orpo", "text", "learns from preference pairs"),
         ("pretrain", "preference", "learns from plain texts"),
     ],

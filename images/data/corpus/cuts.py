@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version as library
 from pathlib import Path
 
 from corpus import cut
@@ -38,7 +39,9 @@ class Cuts:
         if version is None:
             return _with_signs(file, store_for(uri).local(uri, heard), heard)
         fetch = partial(fetched, uri, version)
-        note = join(self.folder, fingerprint.digest([file, uri, version, fingerprint.code_digest("corpus.cut")])[:32])
+        # The encoding that a stretch is read in is told with it.
+        how = fingerprint.code_digest("corpus.cut"), library("charset-normalizer")
+        note = join(self.folder, fingerprint.digest([file, uri, version, *how])[:32])
         store = store_for(note)
         try:
             return _from_note(file, store.read(note), fetch)
@@ -55,8 +58,12 @@ def fetched(uri: str, version: str, heard: Heard = unheard) -> Path:
         StoreUnavailable: it is another one by now.
     """
     store = store_for(uri)
-    path = store.local(uri, heard)
-    if store.version(uri) != version:
+    try:
+        path = store.local(uri, heard)
+        now = store.version(uri)
+    except FileNotFoundError as error:
+        raise StoreUnavailable(f"{uri}: was there a moment ago and is gone. Run again.") from error
+    if now != version:
         raise StoreUnavailable(f"{uri}: the object was replaced while it was read. Run again.")
     return path
 

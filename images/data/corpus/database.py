@@ -21,11 +21,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -34,6 +33,7 @@ import sqlalchemy
 from sqlalchemy import exc
 
 from corpus.readers import UNUSABLE
+from corpus.signs import beating
 from refit import connections, files, fingerprint, log
 from refit.errors import BadInput, ServerUnavailable
 from refit.store import Heard, cache_folder, unheard
@@ -44,7 +44,6 @@ BATCH = 1000
 """Rows that are fetched at once."""
 RUN_BYTES = 64 << 20
 """Lines that are sorted in memory at once; more are merged from disk."""
-BEAT_SECONDS = 2.0
 ATTEMPTS = 4
 KEPT = 3
 """Extracts of one query that stay on this machine: another run may still read the last ones."""
@@ -117,7 +116,7 @@ def _lines(uri: str, query: str, where: str, heard: Heard) -> Iterator[bytes]:
         engine = _engine(given)
         with engine.connect() as connection:
             options = {"stream_results": True, "max_row_buffer": BATCH, "no_parameters": True}
-            with _beating(heard):  # it may think for long before the first row
+            with beating(heard):  # it may think for long before the first row
                 result = connection.execution_options(**options).exec_driver_sql(query.strip().removesuffix(";"))
             if not result.returns_rows:
                 raise BadInput(f"{where}: the query returns no rows; give one SELECT.")
@@ -138,24 +137,6 @@ def _lines(uri: str, query: str, where: str, heard: Heard) -> Iterator[bytes]:
         raise BadInput(f"{where}: {connections.variable(uri)} cannot be used: {said}") from None
     except sqlite3.Error as error:  # what the driver itself raises while it connects
         raise BadInput(f"{where}: {uri}: {_redacted(str(error), given)}") from None
-
-
-@contextmanager
-def _beating(heard: Heard) -> Iterator[None]:
-    """Give signs of life for somebody who waits for an answer; a connection that is lost ends the waiting."""
-    done = Event()
-
-    def beat() -> None:
-        while not done.wait(BEAT_SECONDS):
-            heard()
-
-    thread = Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def _engine(given: str) -> sqlalchemy.Engine:

@@ -18,6 +18,7 @@ from corpus.tokens import Encoded, Encoder
 from refit.spec import TokenLimits
 
 NO_PAIR = "no preference pair: there is no rejected answer beside the last one"
+NO_REJECTED = "preference: nothing is left of the rejected answer"
 NO_TEXT = "no plain text: pretrain learns every token of texts, and this is a conversation"
 SAME = "preference: nothing to prefer, both sides are the same tokens"
 _SIDES = ("chosen", "rejected")
@@ -36,9 +37,9 @@ def encode(
 def _pairs(
     encoder: Encoder, conversations: Sequence[Sequence[Message]], limits: TokenLimits
 ) -> tuple[Encoded, NDArray[np.int64]]:
-    none = {at for at, one in enumerate(conversations) if _is_text(one) or REJECTED not in one[-1]}
+    none = {at: why for at, one in enumerate(conversations) if (why := _fault(one))}
     both = [side for at, one in enumerate(conversations) for side in ([one, one] if at in none else _sides(one))]
-    found = encoder.encode(both, limits, refuse={2 * at + side: NO_PAIR for at in none for side in (0, 1)})
+    found = encoder.encode(both, limits, refuse={2 * at + side: why for at, why in none.items() for side in (0, 1)})
     reasons: dict[int, str] = {}
     for number, why in found.refused:
         at, side = divmod(number, 2)
@@ -50,6 +51,13 @@ def _pairs(
     lengths = found.lengths.reshape(-1, 2) * keep[:, None]
     encoded = Encoded(found.tokens[kept], found.mask[kept], lengths.sum(axis=1), sorted(reasons.items()))
     return encoded, lengths[:, 0].copy()
+
+
+def _fault(conversation: Sequence[Message]) -> str | None:
+    """Why a conversation is no pair."""
+    if _is_text(conversation) or REJECTED not in conversation[-1]:
+        return NO_PAIR
+    return None if conversation[-1][REJECTED].strip() else NO_REJECTED
 
 
 def _sides(pair: Sequence[Message]) -> tuple[list[Message], list[Message]]:

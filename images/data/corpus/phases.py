@@ -38,7 +38,10 @@ INGEST, CLEAN, TOKENIZE, SIGN, MATCH, DEDUP, SPLIT, MIX, PACK = PHASES = (
         libraries=("pyarrow", "numpy", "tokenizers", "gigatoken", "jinja2"),
     ),
     Phase(name="sign", settings=settings.sign, libraries=("pyarrow", "numpy")),
-    Phase(name="match", settings=settings.match, of_source=MatchSettings.of_part, libraries=("pyarrow", "numpy")),
+    Phase(
+        name="match", settings=settings.match, of_source=MatchSettings.of_part, libraries=("pyarrow", "numpy"),
+        wide=True,
+    ),
     Phase(name="dedup", settings=settings.dedup, libraries=("pyarrow", "numpy")),
     Phase(name="split", settings=settings.split, libraries=("pyarrow", "numpy", "charset-normalizer")),
     Phase(name="mix", settings=settings.mix, libraries=("pyarrow", "numpy")),

@@ -24,13 +24,14 @@ from typing import Any
 
 from corpus import quarantine
 from corpus.settings import Settings
+from corpus.signs import beating
 from corpus.span import Span
 from corpus.task import QUARANTINE, SHARDS, Facts, Report, Task, silent
 from corpus.walk import AT_ONCE, Done, Input, Phase, Walk
 from refit import fingerprint, log
 from refit.errors import Infrastructure
 from refit.manifest import Manifest
-from refit.store import join, store_for
+from refit.store import Heard, join, store_for
 
 KIND = "shard"
 # Less than this is done before another process has started.
@@ -126,10 +127,15 @@ def make(walk: Walk, phase: Phase, shards: Sequence[Shard], report: Report) -> i
     there = {uri for uri, manifest in zip(addresses, found, strict=True) if manifest}
     # Two shards of one content are one folder.
     wanted = {uri: shard for shard, uri in zip(shards, addresses, strict=True) if uri not in there}
-    cores = min(workers(), len(wanted))
-    orders = (_order(walk, phase, shard, uri) for uri, shard in wanted.items())
+    cores = 1 if phase.wide else min(workers(), len(wanted))
+    done = 0
+
+    def heard() -> None:
+        report(done, len(wanted))
+
+    orders = (_order(walk, phase, shard, uri, heard) for uri, shard in wanted.items())
     if cores < 2 or sum(shard.size for shard in wanted.values()) < WORTH_A_PROCESS:
-        for order in orders:
+        for done, order in enumerate(orders):  # noqa: B007 (heard tells it)
             _make(order, walk.force, report)
         return len(shards) - len(wanted)
     pool = ProcessPoolExecutor(cores, multiprocessing.get_context("spawn"), _die_with, (os.getpid(),))
@@ -227,12 +233,15 @@ def _make(order: _Order, force: bool, report: Report = silent) -> None:
         )  # fmt: skip
 
 
-def _order(walk: Walk, phase: Phase, shard: Shard, uri: str) -> _Order:
+def _order(walk: Walk, phase: Phase, shard: Shard, uri: str, heard: Heard) -> _Order:
+    """What there is to make, with everything that it reads on this machine."""
     settings = phase.settings_of(walk.spec, shard.source)
+    with beating(heard), ThreadPoolExecutor(AT_ONCE) as pool:
+        paths = list(pool.map(lambda one: one.fetch(), shard.inputs.values()))
     return _Order(
         phase=phase.name, settings=settings, uri=uri, code=phase.code(settings), spans=dict(shard.spans),
         digests={role: one.digest for role, one in shard.inputs.items()},
-        paths={role: one.fetch() for role, one in shard.inputs.items()},
+        paths=dict(zip(shard.inputs, paths, strict=True)),
     )  # fmt: skip
 
 

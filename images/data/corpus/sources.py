@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from corpus.cut import shared_out
 from corpus.cuts import Cuts
 from corpus.readers import is_data
 from corpus.sharded import Shard
+from corpus.signs import seldom
 from corpus.task import EVALUATION
 from corpus.walk import Input
 from refit.errors import BadInput, StoreUnavailable
@@ -20,8 +20,6 @@ from refit.spec import Pipeline, Source
 from refit.store import FileStore, Heard, Store, join, matching, store_for, unheard
 
 T = TypeVar("T")
-
-SECONDS_BETWEEN_SIGNS = 2.0
 
 
 def shards(spec: Pipeline, cuts: Cuts, heard: Heard = unheard) -> Iterator[Shard]:
@@ -34,7 +32,7 @@ def shards(spec: Pipeline, cuts: Cuts, heard: Heard = unheard) -> Iterator[Shard
         BadInput: a source has no file that can be read, or a database refuses its query.
         ServerUnavailable: a database does not answer.
     """
-    heard = _seldom(heard)
+    heard = seldom(heard)
     for index, source in enumerate(spec.data.sources):
         found = [
             slice
@@ -58,7 +56,7 @@ def cut_share(spec: Pipeline, cuts: Cuts, share: int, shares: int, heard: Heard 
     Raises:
         BadInput: a source has no file that can be read.
     """
-    heard = _seldom(heard)
+    heard = seldom(heard)
     elsewhere = [
         (_where(index, source), name, uri)
         for index, source in enumerate(spec.data.sources)
@@ -102,19 +100,6 @@ def score_model(spec: Pipeline) -> dict[str, Input]:
     return {"score": Input(digest=found.content_digest(), fetch=partial(store.local, uri))}
 
 
-def _seldom(heard: Heard) -> Heard:
-    """The same, called through once in a while: a sign of life is a file to write, a piece of an object is not."""
-    last = time.monotonic()
-
-    def told() -> None:
-        nonlocal last
-        if time.monotonic() - last >= SECONDS_BETWEEN_SIGNS:
-            last = time.monotonic()
-            heard()
-
-    return told
-
-
 def _where(index: int, source: Source) -> str:
     return f"data.sources[{index}] ({source.name})"
 
@@ -127,7 +112,7 @@ def _addresses(index: int, source: Source, heard: Heard) -> list[tuple[str, str]
     from corpus import database  # most lines have no database, and need not load what speaks to one
 
     extract = database.extract(source.uri, source.query, where, heard=heard)
-    return [(database.FILE, extract.path.as_uri())]
+    return [(database.FILE, extract.path.absolute().as_uri())]
 
 
 def _named(uri: str, where: str) -> list[tuple[str, str]]:

@@ -40,7 +40,8 @@ class Phase:
     `modules` names code that shapes the output and is not imported from the package by that module; `libraries` are
     packages of which another version may give other bytes, `more_libraries` those that only some settings use.
     A phase in shards (`corpus.sharded`) sees one source at a time: `of_source` is what its settings come to for one.
-    `merges` names a file of every shard; the module's `merge` writes of a source's files what they tell together.
+    `merges` names a file of every shard; the module's `merge` writes of a source's files what they tell together. Of a
+    phase that is `wide` a shard takes all cores and the memory that there is: they are made one after the other.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Phase:
     more_libraries: Callable[[Any], list[str]] | None = None
     of_source: Callable[[Any, str], Any] | None = None
     merges: str | None = None
+    wide: bool = False
     kind: str = "records"
 
     def settings_of(self, spec: Pipeline, source: str) -> Settings:

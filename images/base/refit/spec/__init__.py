@@ -69,10 +69,16 @@ class Pipeline(Spec):
         if objective == "sft":
             return self
         kind, what = ("text", "plain texts") if objective == "pretrain" else ("preference", "preference pairs")
-        wrong = [f"{one.name} ({one.format})" for one in self.data.sources if one.format not in (kind, "auto")]
+        # Not "auto" either: a conversation beside a pair of the same words would be what stays of the two.
+        wrong = [f"{one.name} ({one.format})" for one in self.data.sources if one.format != kind]
         if wrong:
             raise ValueError(
-                f"train.objective is {objective}, which learns from {what}, and these sources hold something else: "
-                f"{', '.join(wrong)}; give a source of format: {kind}, or set train.objective to sft"
+                f"train.objective is {objective}, which learns from {what}, and these sources may hold something else: "
+                f"{', '.join(wrong)}; give each source format: {kind}, or set train.objective to sft"
+            )
+        if objective == "pretrain" and self.data.split.heldout:
+            raise ValueError(
+                f"train.objective is pretrain and data.split.heldout is {self.data.split.heldout:g}; plain texts are "
+                "never held out, they cannot be asked. Set data.split.heldout to 0"
             )
         return self
