@@ -51,7 +51,7 @@ def paired(line: Line, texts: Sentences) -> Line:
     line.data.update(label_key=None, system="Be kind.", pack_length=512, max_bad_ratio=0.2, temperature=1)
     line.data["expect"]["min_records"] = 5
     line.spec["train"]["objective"] = "dpo"
-    line.deliver("liked", rows, domain="talk")
+    line.deliver("liked", rows, domain="talk", format="preference")
     return line
 
 
@@ -118,7 +118,7 @@ def test_earlier_answers_are_asked_and_not_learnt(paired: Line, tokenizer: Path)
         "chosen": {"from": "gpt", "value": "red"}, "rejected": {"from": "gpt", "value": "blue"},
     }  # fmt: skip
     paired.data["split"] = {"heldout": 0, "validation": 0}
-    paired.deliver("history", [row])
+    paired.deliver("history", [row], format="preference")
     words = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     found = sides(packed.read(paired.dataset(), "train", pairs=True))
     learnt = [words.decode(ids[mask > 0].tolist()) for _, ids, mask in found]
@@ -131,25 +131,34 @@ def test_what_is_no_pair_or_too_long_is_in_quarantine_with_its_reason(paired: Li
     answer = {"instruction": "what is this, friend", "input": "", "output": "a lamp"}
     paired.data["split"] = {"heldout": 0, "validation": 0}
     paired.data["pack_length"] = 256
-    paired.deliver("odd", [long, answer])
+    paired.deliver("odd", [long, answer], format="preference")
     folder = paired.dataset()
     reasons = {
         row["line"]: row["reason"] for row in paired.rows(folder, "quarantine.parquet") if row["source"] == "odd"
     }
     assert reasons[1].startswith("longer than a pack: ")
     assert "in both sides together, data.pack_length is 256" in reasons[1]
-    assert reasons[2] == "no preference pair: there is no rejected answer beside the last one"
+    assert reasons[2] == "preference: no chosen"
     assert packed.read(folder, "train", pairs=True).header.pairs == 60
 
 
 def test_a_pair_is_one_record_to_dedup_and_split(paired: Line, texts: Sentences) -> None:
     before = paired.dataset()
-    paired.deliver("again", [{**pairs_of(text, 0)} for text in texts(60)[::2]])
+    paired.deliver("again", [{**pairs_of(text, 0)} for text in texts(60)[::2]], format="preference")
     after = paired.dataset()
     count = [paired.manifest(folder).facts["records"] for folder in (before, after)]
     assert count[0] == count[1], "the same pairs once more are duplicates, whole"
     ids = [{row["id"] for row in paired.said(after, "split") if row["split"] == side} for side in ("train", "heldout")]
     assert not ids[0] & ids[1]
+
+
+def test_a_pair_whose_rejected_answer_a_rule_emptied_is_set_aside(paired: Line) -> None:
+    paired.data["rules"] = ["html_markup"]
+    paired.data["split"] = {"heldout": 0, "validation": 0}
+    row = {"prompt": "say when you open", "chosen": "at nine, but for sundays", "rejected": "<p></p><br/>"}
+    paired.deliver("odd", [row], format="preference")
+    (bad,) = (one for one in paired.rows(paired.dataset(), "quarantine.parquet") if one["source"] == "odd")
+    assert bad["reason"] == "preference: nothing is left of the rejected answer"
 
 
 @pytest.mark.parametrize(
@@ -158,6 +167,8 @@ def test_a_pair_is_one_record_to_dedup_and_split(paired: Line, texts: Sentences)
         ("dpo", "alpaca", r"learns from preference pairs, .* odd \(alpaca\); give each source format: preference"),
         ("orpo", "text", "learns from preference pairs"),
         ("pretrain", "preference", "learns from plain texts"),
+        ("dpo", "auto", r"odd \(auto\); give each source format: preference"),
+        ("pretrain", "text", "data.split.heldout is 0.2; plain texts are never held out"),
     ],
 )
 def test_a_source_that_cannot_hold_what_is_learnt_is_refused_by_name(
@@ -255,10 +266,10 @@ def test_pretraining_reads_texts_of_which_every_token_is_learnt_and_cuts_the_lon
     line.data["split"] = {"heldout": 0, "validation": 0.2}
     rows = [{"text": "\n".join(texts(200)[n * 10 :][:10])} for n in range(20)]
     talk = {"instruction": "what is this, friend", "input": "", "output": "a lamp"}
-    line.deliver("books", [*rows, talk])
+    line.deliver("books", [*rows, talk], format="text")
     folder = line.dataset()
     (bad,) = line.rows(folder, "quarantine.parquet")
-    assert bad["reason"] == "no plain text: pretrain learns every token of texts, and this is a conversation"
+    assert bad["reason"] == "no text: the row has input, instruction, output"
     header = packed.read(folder, "train").header
     assert header.targets == header.tokens - header.samples, "all but the first token of each piece"
     assert header.samples > line.manifest(folder).facts["records"]["train"], "texts longer than a pack are cut"
@@ -267,7 +278,7 @@ def test_pretraining_reads_texts_of_which_every_token_is_learnt_and_cuts_the_lon
 @pytest.mark.skipif(not SHARED.is_dir(), reason="REFIT_SHARED_DATA names no folder of public data")
 @pytest.mark.parametrize("file", ["sft/dpo_en_demo.json", "sft/dpo_zh_demo.json"])
 def test_real_pairs_are_packed_with_both_sides_or_refused_with_a_reason(line: Line, file: str) -> None:
-    line.data["sources"].append({"name": "given", "uri": f"file://{SHARED / file}"})
+    line.data["sources"].append({"name": "given", "format": "preference", "uri": f"file://{SHARED / file}"})
     line.data.update(label_key=None, system="", pack_length=32768, max_bad_ratio=0.1, split={"heldout": 0})
     line.spec["train"]["objective"] = "dpo"
     folder = line.dataset()
