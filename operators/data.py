@@ -68,10 +68,10 @@ def rounds(spec: Pipeline) -> dict[str, list[dict[str, int | str]]]:
     """The rounds that a line's machines share out, by their task's id: the options of each share.
 
     A round needs all of the one before: the lines that records of a source share tell how a record is signed, and the
-    signatures of all tell which are near. Objects elsewhere are cut first, or every machine would have to read them.
+    signatures of all tell which are near. What lies elsewhere is asked for and cut first, by one each.
     """
     names = {"shares": "records", "signatures": "sign", "pairs": "match"}
-    if any(source.uri.startswith("s3://") for source in spec.data.sources):
+    if any(source.uri.startswith(("s3://", "sql://")) for source in spec.data.sources):
         names = {"cuts": "cut", **names}
     machines = spec.data.machines
     return {

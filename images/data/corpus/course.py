@@ -10,6 +10,7 @@ from typing import Any
 
 from corpus import door, inputs, sharded, sources
 from corpus.cuts import Cuts
+from corpus.extracts import Extracts
 from corpus.phases import (
     BEFORE,
     CLEAN,
@@ -26,6 +27,7 @@ from corpus.phases import (
     TOKENIZE,
 )
 from corpus.sharded import Made, Shard
+from corpus.sources import Deliveries
 from corpus.task import Report, silent
 from corpus.walk import Done, Input, Phase, Walk
 from refit import fingerprint
@@ -48,9 +50,11 @@ class Course:
         self.doors: dict[str, Done] = {}
 
     @property
-    def cuts(self) -> Cuts:
-        """Where it is noted how the line's deliveries are cut."""
-        return Cuts(join(self.walk.root, "cuts"))
+    def deliveries(self) -> Deliveries:
+        """The line's sources, as this run sees them."""
+        run = self.run.job.output.rstrip("/").rpartition("/")[0]
+        extracts = Extracts(join(run, "extracts") if self.walk.spec.data.machines > 1 else None)
+        return Deliveries(self.walk.spec, Cuts(join(self.walk.root, "cuts")), extracts)
 
     def phases(self) -> Iterator[Done]:
         """Run each, or answer it; with `only`, answer what is before that one and run it alone."""
@@ -122,9 +126,7 @@ class Course:
             return inputs.parts(self.walk, self.made, self.done[CLEAN.name])
         before = BEFORE.get(phase.name)
         if before is None:
-            return list(
-                sources.shards(self.walk.spec, self.cuts, heard=lambda: self.run.progress(phase.name, 0, len(PHASES)))
-            )
+            return list(self.deliveries.shards(lambda: self.run.progress(phase.name, 0, len(PHASES))))
         return inputs.after(self.walk, before, self.made[before.name], inputs.beside(self.walk, phase, self.done))
 
     def _inputs(self, phase: Phase) -> dict[str, Input]:

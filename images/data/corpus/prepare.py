@@ -49,6 +49,7 @@ def prepare(run: JobRun) -> Manifest:
     finally:  # above all where the run is refused
         page = summary.page(spec.name, list(way.done.values()), way.doors, run.job.output)
         run.put(summary.NAME, page.encode())
+    way.deliveries.extracts.clear(spec)
     last = done[-1]
     return Manifest(
         kind="prepare", fingerprint=last.manifest.fingerprint, code=last.manifest.code,
@@ -74,8 +75,8 @@ def share(run: JobRun) -> Manifest:
     check(spec, str(options.get("where", spec.name)))
     way, (share, shares) = Course(walk_of(run), run), (int(options["share"]), int(options["shares"]))
     if options["round"] == "cut":
-        read = sources.cut_share(spec, way.cuts, share, shares, heard=lambda: run.progress("cut", 0, 1))
-        return Manifest(kind="share", fingerprint=fingerprint.digest(str(share)), facts={"objects": read})
+        read = way.deliveries.cut(share, shares, heard=lambda: run.progress("cut", 0, 1))
+        return Manifest(kind="share", fingerprint=fingerprint.digest(str(share)), facts={"read": read})
     phases = SHARED_OUT[str(options["round"])]
     shards = way.before(phases[0])[share::shares]
     made: list[Made] = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from corpus.cut import shared_out
+from corpus.cut import Slice, shared_out
 from corpus.cuts import Cuts
+from corpus.extracts import Extracts
 from corpus.readers import is_data
 from corpus.sharded import Shard
 from corpus.signs import seldom
@@ -22,50 +24,64 @@ from refit.store import FileStore, Heard, Store, join, matching, store_for, unhe
 T = TypeVar("T")
 
 
-def shards(spec: Pipeline, cuts: Cuts, heard: Heard = unheard) -> Iterator[Shard]:
-    """The files of all sources, cut and put together to shards, in a stable order. `heard` is called now and then, also
-    while a big file is fetched or a query's rows come.
+@dataclass(frozen=True)
+class Deliveries:
+    """The sources of a line as a run sees them: how they are cut is noted, what a query says is asked once."""
 
-    Where only so many records of a source are wanted, all of it is one shard: who comes first must not depend on cuts.
+    spec: Pipeline
+    cuts: Cuts
+    extracts: Extracts
 
-    Raises:
-        BadInput: a source has no file that can be read, or a database refuses its query.
-        ServerUnavailable: a database does not answer.
-    """
-    heard = seldom(heard)
-    for index, source in enumerate(spec.data.sources):
-        found = [
-            slice
-            for name, uri in _addresses(index, source, heard)
-            for slice in _there(partial(cuts.of, name, uri, heard), _where(index, source), uri)
-        ]
-        for shard in [found] if spec.data.max_records else shared_out(found):
-            yield Shard(
-                source=source.name, size=sum(slice.size for slice in shard),
-                inputs={slice.role: Input(slice.digest, slice.fetch) for slice in shard},
-                spans={slice.role: slice.span for slice in shard if slice.span},
-            )  # fmt: skip
+    def shards(self, heard: Heard = unheard) -> Iterator[Shard]:
+        """The files of all sources, cut and put together to shards, in a stable order. `heard` is called now and then,
+        also while a big file is fetched or a query's rows come.
 
+        Where only so many records of a source are wanted, all of it is one shard: who comes first must not depend on
+        cuts.
 
-def cut_share(spec: Pipeline, cuts: Cuts, share: int, shares: int, heard: Heard = unheard) -> int:
-    """Cut one machine's share of the objects that lie elsewhere, so that no machine has to read all of them.
+        Raises:
+            BadInput: a source has no file that can be read, or a database refuses its query.
+            ServerUnavailable: a database does not answer.
+        """
+        heard = seldom(heard)
+        for index, source in enumerate(self.spec.data.sources):
+            found = self._slices(index, source, heard)
+            for shard in [found] if self.spec.data.max_records else shared_out(found):
+                yield Shard(
+                    source=source.name, size=sum(slice.size for slice in shard),
+                    inputs={slice.role: Input(slice.digest, slice.fetch) for slice in shard},
+                    spans={slice.role: slice.span for slice in shard if slice.span},
+                )  # fmt: skip
 
-    Returns:
-        How many that were.
+    def cut(self, share: int, shares: int, heard: Heard = unheard) -> int:
+        """Ask and cut one machine's share of what lies elsewhere, so that no machine has to read all of it.
 
-    Raises:
-        BadInput: a source has no file that can be read.
-    """
-    heard = seldom(heard)
-    elsewhere = [
-        (_where(index, source), name, uri)
-        for index, source in enumerate(spec.data.sources)
-        if not source.query and not isinstance(store_for(source.uri), FileStore)
-        for name, uri in _addresses(index, source, heard)
-    ]
-    for where, name, uri in elsewhere[share::shares]:
-        _there(partial(cuts.of, name, uri, heard), where, uri)
-    return len(elsewhere[share::shares])
+        Returns:
+            How many objects and queries that were.
+
+        Raises:
+            BadInput: as `shards`.
+            ServerUnavailable: as `shards`.
+        """
+        heard = seldom(heard)
+        work: list[Callable[[], object]] = []
+        for index, source in enumerate(self.spec.data.sources):
+            if source.query is not None:
+                work.append(partial(self._slices, index, source, heard))
+            elif not isinstance(store_for(source.uri), FileStore):
+                where = _where(index, source)
+                work += [partial(self._cut, one, where, heard) for one in _named(source.uri, where)]
+        for one in work[share::shares]:
+            one()
+        return len(work[share::shares])
+
+    def _slices(self, index: int, source: Source, heard: Heard) -> list[Slice]:
+        where, query = _where(index, source), source.query
+        files = _named(source.uri, where) if query is None else [self.extracts.of(source, query, where, heard)]
+        return [slice for one in files for slice in self._cut(one, where, heard)]
+
+    def _cut(self, file: tuple[str, str], where: str, heard: Heard) -> list[Slice]:
+        return _there(partial(self.cuts.of, *file, heard), where, file[1])
 
 
 def evaluations(spec: Pipeline) -> dict[str, Input]:
@@ -102,17 +118,6 @@ def score_model(spec: Pipeline) -> dict[str, Input]:
 
 def _where(index: int, source: Source) -> str:
     return f"data.sources[{index}] ({source.name})"
-
-
-def _addresses(index: int, source: Source, heard: Heard) -> list[tuple[str, str]]:
-    """(name, uri) of a source's files; a query's rows are one, on this machine."""
-    where = _where(index, source)
-    if source.query is None:
-        return _named(source.uri, where)
-    from corpus import database  # most lines have no database, and need not load what speaks to one
-
-    extract = database.extract(source.uri, source.query, where, heard=heard)
-    return [(database.FILE, extract.path.absolute().as_uri())]
 
 
 def _named(uri: str, where: str) -> list[tuple[str, str]]:
