@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from test_kills import Running
 from torch import distributed
 
+from refit import files
 from refit.errors import BadInput, Diverged, Infrastructure, Preempted
 from refit.job import Job
 from refit.manifest import Manifest
@@ -343,11 +344,11 @@ def test_retention_keeps_the_best_and_the_newest_that_matches_its_hashes(tmp_pat
     output = tmp_path.as_uri()
     files = {step: fake(output, step) for step in (10, 20, 30, 40)}
     files[40].write_bytes(bytes(1000))
-    checkpoints.retain(output, 1, {10}, written=40)
+    checkpoints.retain(output, 1, {10})
     assert [one.step for one in checkpoints.committed(output)] == [40, 30, 10]
     files[30].write_bytes(bytes(1000))
     files[10].write_bytes(bytes(1000))
-    checkpoints.retain(output, 1, written=40)
+    checkpoints.retain(output, 1)
     assert len(list(checkpoints.committed(output))) == 3, "where none is good, none goes"
 
 
@@ -378,6 +379,58 @@ def test_a_copy_that_fails_is_told_and_the_checkpoint_stands(solo: None, house: 
     training.loop.save(1)
     assert training.steps() == [1]
     assert training.said("copy_failed")[0]["step"] == 1
+
+
+def test_once_a_stop_is_asked_for_no_copy_is_made_and_the_checkpoint_stands(solo: None, house: House) -> None:
+    """A copy to a far store after the last save: it outlasts the grace period, and the stop becomes a kill."""
+    to = house.uri("saves-stop-copies")
+    training = Training(house, "saves-stop", f"train.checkpoint.copy_to={to}", told=lambda: 1.0)
+    with pytest.raises(Preempted, match="step 1 is in a checkpoint"):
+        training.loop.run(0, 12)
+    assert training.steps() == [1]
+    assert "no time for a copy" in training.said("copy_failed")[0]["why"]
+    assert list(checkpoints.committed(f"{to}/{training.task.fingerprint}")) == []
+
+
+def test_what_a_save_took_is_known_before_its_copy_begins(solo: None, house: House) -> None:
+    """Counted in, a slow copy keeps the last save before a stop from being begun."""
+    known: list[float] = []
+
+    class Copying(Saver):
+        def _copy(self, flight: Flight, *more: Any) -> None:
+            known.append(flight.seconds)
+            super()._copy(flight, *more)
+
+    training = Training(house, "saves-timed", f"train.checkpoint.copy_to={house.uri('saves-timed-copies')}")
+    training.saver.__class__ = Copying
+    training.loop.step(0)
+    training.loop.save(1)
+    assert known == [training.saver._durations.slowest]
+
+
+def test_a_part_is_written_though_the_checkpoint_was_committed_before_its_folder_was_synced(
+    solo: None, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A committed save that counts as failed, since a follower's fsync came after rank 0's rename."""
+    training = Training(house, "saves-renamed")
+    training.loop.step(0)
+    draft, final = training.folder / "draft", training.folder / "final"
+    draft.mkdir()
+    flight = Flight(
+        1, 1, checkpoints.KIND, {}, snapshot.Part.take(training.engine, checkpoints.KIND, {}), needed=0,
+        keep=frozenset(), refused=False,
+    )  # fmt: skip
+    training.saver._meeting(1).write_text(str(draft))
+    sync = files.sync_folder
+
+    def renamed(folder: Path) -> None:
+        if snapshot.written(draft, 1):
+            draft.rename(final)
+        sync(folder)
+
+    monkeypatch.setattr(files, "sync_folder", renamed)
+    training.saver._follow(flight)
+    assert snapshot.written(final, 1)
 
 
 KILLED = """

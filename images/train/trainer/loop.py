@@ -52,7 +52,8 @@ class Loop:
             self._contents = Contents(loader, domains.read(task.dataset, "train"))
         # Ranks of a tensor-parallel group have the same loss; one of them says it.
         self._counts = self._rank % task.train.tensor_parallel == 0
-        self._saver = Saver(engine, task, wire, validator.best.step if validator and validator.best else None)
+        best = validator.best.step if validator and validator.best else None
+        self._saver = Saver(engine, task, wire, best, stopping)
         self._spent: dict[str, float] = {}
         self._usage = Usage(task, engine.sizes)
         # What is tried out may not be passed over.
