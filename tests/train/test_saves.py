@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from refit.job import Job
 from refit.manifest import Manifest
 from refit.pipeline import load
 from refit.store import store_for
-from trainer import checkpoints, grace, snapshot, writer
+from trainer import checkpoints, grace, snapshot, work, writer
 from trainer.batches import Loader
 from trainer.engine import Engine, connect
 from trainer.inputs import locate, train_split
@@ -33,8 +35,9 @@ from trainer.loop import Loop
 from trainer.objective import build
 from trainer.saver import Flight, Saver
 from trainer.task import Task, Wire
+from trainer.validation import Best, Look, Validator
 
-FACTS: dict[str, Any] = {"dtype": "float32", "best": None}
+FACTS = partial(dict, dtype="float32", best=None)
 SOLO = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
     "DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo",
@@ -75,7 +78,8 @@ class Training:
         torch.manual_seed(1)
         objective = build(self.task.base, spec.train, dtype="float32", length=loader.length)
         self.engine = Engine(objective, spec.train)
-        self.loop = Loop(self.engine, loader, self.task, wire, told)
+        self.validator = work._validator(self.engine, self.task, loader, wire)
+        self.loop = Loop(self.engine, loader, self.task, wire, told, self.validator)
         self.saver = self.loop._saver
 
     def said(self, kind: str) -> list[dict[str, Any]]:
@@ -217,7 +221,7 @@ def test_older_checkpoints_make_room_and_never_the_last_good_one_or_the_best(
     small_disk("saves-room", size * 5 // 2 + (1 << 20))
     training.loop.save(3)
     assert training.steps() == [3, 2], "the oldest made room"
-    training.saver.after(4, {**FACTS, "best": {"step": 2, "loss": 1.0}}, must=True)
+    training.saver.after(4, partial(FACTS, best={"step": 2, "loss": 1.0}), must=True)
     training.saver.finish()
     assert training.steps() == [3, 2], "one is the best and one the last"
     assert training.said("save_failed")[0]["step"] == 4
@@ -390,6 +394,41 @@ def test_once_a_stop_is_asked_for_no_copy_is_made_and_the_checkpoint_stands(solo
     assert training.steps() == [1]
     assert "no time for a copy" in training.said("copy_failed")[0]["why"]
     assert list(checkpoints.committed(f"{to}/{training.task.fingerprint}")) == []
+
+
+class Planned(Validator):
+    """A validator that sees the losses it is given."""
+
+    losses: Iterator[float]
+
+    def _look(self) -> Look:
+        return Look(next(self.losses), {})
+
+
+class Failing(Saver):
+    """A saver whose disk is full for the save of step 2."""
+
+    def _lead(self, flight: Flight) -> None:
+        if flight.step == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super()._lead(flight)
+
+
+@pytest.mark.parametrize(("losses", "best"), [((2.0, 1.0, 1.5), Best(3, 1.5)), ((2.0, 1.0, 2.5), Best(1, 2.0, 1))])
+def test_a_best_step_that_could_not_be_saved_is_the_best_no_longer(
+    solo: None, house: House, losses: tuple[float, ...], best: Best
+) -> None:
+    """Published at the end is a checkpoint that is there: one save that failed does not cost the training."""
+    name = f"saves-best-{best.step}"
+    training = Training(house, name, "train.validation.every_steps=1", "train.checkpoint.keep_last=1")
+    assert training.validator is not None
+    training.validator.__class__, training.saver.__class__ = Planned, Failing
+    training.validator.losses = iter(losses)
+    training.loop.run(0, 3)
+    assert training.said("save_failed")[0]["step"] == 2
+    assert training.validator.best == best
+    assert training.steps() == [3, 1]
+    assert checkpoints.best(checkpoints.address(training.output, 3)) == best.as_dict()
 
 
 def test_what_a_save_took_is_known_before_its_copy_begins(solo: None, house: House) -> None:

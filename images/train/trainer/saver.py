@@ -46,6 +46,10 @@ STUCK_SECONDS = 1800.0
 """After so long a save is told to be stuck, and who waits for it gives no sign of life any more."""
 
 
+Facts = Callable[[], dict[str, Any]]
+"""What a manifest tells of a step, asked when its save begins: that of an earlier one may have failed till then."""
+
+
 @dataclass
 class Flight:
     """A save under way: what is written, the thread that does it, and how it ended."""
@@ -94,7 +98,7 @@ class Saver:
 
     def __init__(
         self, engine: Engine, task: Task, wire: Wire, best: int | None = None,
-        stopping: Callable[[], float] = lambda: 0.0,
+        stopping: Callable[[], float] = lambda: 0.0, forget: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._task, self._wire = engine, task, wire
         self._settings = task.train.checkpoint
@@ -105,6 +109,7 @@ class Saver:
         self._due: set[str] = set()
         self._when = dict.fromkeys((KIND, FAST), time.monotonic())
         self._best = best  # the step of the last best checkpoint that is there
+        self._forget = forget  # told of a best step that could not be saved
         self._durations = grace.Durations()
         self._stopping, self._hurry = stopping, threading.Event()  # once a stop is asked for no copy is made
         self._held: float | None = None
@@ -139,7 +144,7 @@ class Saver:
             flight, self._flight = self._flight, None
             self._failed(flight) if failed > 0 else self._succeeded(flight)
 
-    def after(self, step: int, facts: dict[str, Any], *, must: bool = False) -> None:
+    def after(self, step: int, facts: Facts, *, must: bool = False) -> None:
         """At the end of a step: begin a save if one is due and none is in flight. One that is of just this step, by
         the spec's steps or because it `must`, waits for that in flight."""
         tiers = ((KIND, self._settings.every_steps), (FAST, self._settings.fast_every_steps))
@@ -151,7 +156,7 @@ class Saver:
         if self._flight is None and self._due:
             self._begin(step, KIND if KIND in self._due else FAST, facts)
 
-    def last(self, step: int, facts: dict[str, Any], told_ago: float = 0.0) -> None:
+    def last(self, step: int, facts: Facts, told_ago: float = 0.0) -> None:
         """Have everything written before the training stops here; after a stop only as far as the grace period goes.
 
         Args:
@@ -171,7 +176,7 @@ class Saver:
                 return
         self.save(step, facts)
 
-    def save(self, step: int, facts: dict[str, Any]) -> None:
+    def save(self, step: int, facts: Facts) -> None:
         """Write a checkpoint of this step, unless it is in one, and wait until it is there.
 
         Raises:
@@ -209,17 +214,18 @@ class Saver:
         held, self._held = self._held, 0.0 if self._flight else None
         return {} if held is None else {"save": held}
 
-    def _begin(self, step: int, kind: str, facts: dict[str, Any]) -> None:
+    def _begin(self, step: int, kind: str, facts: Facts) -> None:
         with self._holding():
             tiers = {KIND, FAST} if kind == KIND else {FAST}  # who has the full one has the weights
             self._due -= tiers
             self._when |= dict.fromkeys(tiers, time.monotonic())
             self._count += 1
             part = Part.take(self._engine, kind, self._buffers)
-            best = (facts.get("best") or {}).get("step")
+            told = facts()
+            best = (told.get("best") or {}).get("step")
             shares = self._task.ranks if self._task.train.zero_stage > 0 else 1
             self._flight = Flight(
-                self._count, step, kind, facts, part, needed=part.state.size * shares, refused=self._refused,
+                self._count, step, kind, told, part, needed=part.state.size * shares, refused=self._refused,
                 keep=frozenset(one for one in (best, self._best) if one is not None),
             )  # fmt: skip
             thread = threading.Thread(target=self._work, args=(self._flight,), name=f"save-{step}", daemon=True)
@@ -328,6 +334,8 @@ class Saver:
         cause = next(one for one in told if one is not None)
         if cause["fatal"]:
             raise TakenOver(cause["fatal"])
+        if self._forget and flight.kind == KIND:
+            self._forget(flight.step)
         self._failures += 1
         self._refused = cause["refused"]
         self._cause = f"rank {cause['rank']}: {cause['why']}"
