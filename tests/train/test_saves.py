@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -55,9 +56,10 @@ class Held(Saver):
 
 
 class Training:
-    """A training of one rank in this process: the real engine, loop, saver and store."""
+    """A training in this process, of one rank as a rule: the real engine, loop, saver and store."""
 
     def __init__(self, house: House, name: str, *sets: str, told: Any = lambda: 0.0) -> None:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         spec = load(house.spec, ("train.checkpoint.every_steps=1000", *sets))
         self.output, self.folder = house.uri(name), house.root / name
         job = Job.build(
@@ -71,10 +73,10 @@ class Training:
         wire = Wire(os.open(self._said, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
         self.task = Task(
             mode="train", job=job, fingerprint=inputs.fingerprint, dataset=inputs.dataset, base=inputs.base,
-            folder=self.folder, dtype="float32", token="ours", ranks=1,
+            folder=self.folder, dtype="float32", token="ours", ranks=ranks,
             rendezvous=self.folder / "ranks" / "rendezvous",
         )  # fmt: skip
-        loader = Loader(train_split(inputs.dataset, spec.train), spec.train, rank=0, ranks=1)
+        loader = Loader(train_split(inputs.dataset, spec.train), spec.train, rank=rank, ranks=ranks)
         torch.manual_seed(1)
         objective = build(self.task.base, spec.train, dtype="float32", length=loader.length)
         self.engine = Engine(objective, spec.train)
@@ -508,6 +510,49 @@ def test_a_save_killed_before_the_state_is_written_is_never_resumed_from(house: 
     assert found.step == 1
     checkpoints.clear_drafts(output)
     assert not draft.exists()
+
+
+TOLD = """
+import os, sys
+from pathlib import Path
+import test_saves
+from conftest import House
+
+house, rank = House(*map(lambda text: Path(text) if text.startswith("/") else text, sys.argv[1:5])), sys.argv[5]
+os.environ |= {**test_saves.SOLO, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+test_saves.connect(house.root / "told-rendezvous", int(rank), 2)
+training = test_saves.Training(house, "saves-told")
+training.loop.step(0)
+training.saver.last(1, test_saves.FACTS, float(sys.argv[6]))
+assert training.saver._hurry.is_set()
+print(training.saver.saved_at)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("told", [(0, 1), (1, 0)])
+def test_a_stop_that_only_one_rank_has_heard_of_is_every_ranks(house: House, told: tuple[int, int]) -> None:
+    """A signal reaches the ranks one by one: who branches by its own clock waits for the others for ever."""
+    for name in ("told-rendezvous", "saves-told"):
+        place = house.root / name
+        shutil.rmtree(place, ignore_errors=True) if place.is_dir() else place.unlink(missing_ok=True)
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    }  # fmt: skip
+    place = [str(house.root), str(house.spec), house.base, house.data]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TOLD, *place, str(rank), str(told[rank])], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [out.split()[-1:] for out, _ in said] == [["1"], ["1"]], said
 
 
 @pytest.mark.integration
