@@ -137,3 +137,30 @@ def test_what_is_left_of_a_removal_is_cleared_of_fast_ones_too(tmp_path: Path) -
     (left / "state-rank-0.safetensors").write_bytes(b"rest")
     checkpoints.clear_drafts(tmp_path.as_uri())
     assert not left.exists()
+
+
+def test_a_copy_is_made_of_the_files_at_hand_and_one_that_is_cut_short_leaves_nothing(
+    output: str, tmp_path: Path
+) -> None:
+    """The draft of what was just uploaded still lies here: it is not fetched back to be copied."""
+    save(output, 10)
+    uri, draft, to = checkpoints.address(output, 10), tmp_path / "draft", join(output, "copies")
+    draft.mkdir()
+    (draft / "weights").write_bytes(bytes([10]) * 1000)
+    made = checkpoints.Checkpoint(uri, 10, store_for(uri).require(uri, checkpoints.KIND))
+
+    def stop() -> None:
+        raise StoreUnavailable("told to stop")
+
+    with pytest.raises(StoreUnavailable, match="told to stop"):
+        checkpoints.copy(made, to, draft, check=stop)
+    assert steps(to) == []
+    heard: list[int] = []
+    checkpoints.copy(made, to, draft, heard=lambda: heard.append(1))
+    assert len(heard) > 1, "while it is copied here, and while it goes up"
+    assert not list(cache_folder().rglob("*"))
+    assert checkpoints.verify(checkpoints.address(to, 10)).step == 10
+    (draft / "weights").write_bytes(bytes(1000))
+    with pytest.raises(StoreUnavailable, match="taken away again"):
+        checkpoints.copy(made, to, draft)
+    assert steps(to) == []

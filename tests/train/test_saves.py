@@ -31,10 +31,11 @@ from refit.store import store_for
 from trainer import checkpoints, grace, snapshot, work, writer
 from trainer.batches import Loader
 from trainer.engine import Engine, connect
+from trainer.flight import Flight
 from trainer.inputs import locate, train_split
 from trainer.loop import Loop
 from trainer.objective import build
-from trainer.saver import Flight, Saver
+from trainer.saver import Saver
 from trainer.task import Task, Wire
 from trainer.validation import Best, Look, Validator
 

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from refit.store import Draft, join, store_for
 from trainer import checkpoints, grace, room, snapshot
 from trainer.checkpoints import FAST, KIND, Checkpoint
 from trainer.engines import Engine
+from trainer.flight import Flight, GivenUp
 from trainer.snapshot import Part, TakenOver
 from trainer.task import Task, Wire
 
@@ -48,49 +48,6 @@ STUCK_SECONDS = 1800.0
 
 Facts = Callable[[], dict[str, Any]]
 """What a manifest tells of a step, asked when its save begins: that of an earlier one may have failed till then."""
-
-
-@dataclass
-class Flight:
-    """A save under way: what is written, the thread that does it, and how it ended."""
-
-    number: int
-    step: int
-    kind: str
-    facts: dict[str, Any]
-    part: Part
-    needed: int
-    keep: frozenset[int]
-    refused: bool
-    began: float = field(default_factory=time.monotonic)
-    stirred: float = field(default_factory=time.monotonic)
-    """When it was last known to go on."""
-    given_up: threading.Event = field(default_factory=threading.Event)
-    folder: Path | None = None
-    # Until it has ended well; of what nobody foresaw the traceback goes to the log.
-    error: Exception | None = field(default_factory=lambda: Infrastructure("the thread that saves has crashed"))
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    thread: threading.Thread = field(init=False)
-
-    @property
-    def age(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self.began
-
-    @property
-    def silence(self) -> float:
-        """Seconds since it was last known to go on."""
-        return time.monotonic() - self.stirred
-
-    def stir(self) -> None:
-        """It goes on."""
-        self.stirred = time.monotonic()
-
-    @property
-    def ended(self) -> bool:
-        """Whether this rank's thread has ended; on rank 0 without an error the checkpoint is there."""
-        return not self.thread.is_alive()
 
 
 class Saver:
@@ -381,7 +338,3 @@ class Saver:
             yield
         finally:
             self._held = (self._held or 0.0) + time.perf_counter() - began
-
-
-class GivenUp(Exception):
-    """A thread gave its part up because another rank's failed."""
