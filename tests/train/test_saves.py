@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +22,24 @@ from safetensors.torch import load_file
 from test_kills import Running
 from torch import distributed
 
+from refit import files
 from refit.errors import BadInput, Diverged, Infrastructure, Preempted
 from refit.job import Job
 from refit.manifest import Manifest
 from refit.pipeline import load
 from refit.store import store_for
-from trainer import checkpoints, grace, snapshot, writer
+from trainer import checkpoints, grace, snapshot, work, writer
 from trainer.batches import Loader
 from trainer.engine import Engine, connect
+from trainer.flight import Flight
 from trainer.inputs import locate, train_split
 from trainer.loop import Loop
 from trainer.objective import build
-from trainer.saver import Flight, Saver
+from trainer.saver import Saver
 from trainer.task import Task, Wire
+from trainer.validation import Best, Look, Validator
 
-FACTS: dict[str, Any] = {"dtype": "float32", "best": None}
+FACTS = partial(dict, dtype="float32", best=None)
 SOLO = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
     "DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo",
@@ -51,9 +57,10 @@ class Held(Saver):
 
 
 class Training:
-    """A training of one rank in this process: the real engine, loop, saver and store."""
+    """A training in this process, of one rank as a rule: the real engine, loop, saver and store."""
 
     def __init__(self, house: House, name: str, *sets: str, told: Any = lambda: 0.0) -> None:
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         spec = load(house.spec, ("train.checkpoint.every_steps=1000", *sets))
         self.output, self.folder = house.uri(name), house.root / name
         job = Job.build(
@@ -67,14 +74,15 @@ class Training:
         wire = Wire(os.open(self._said, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
         self.task = Task(
             mode="train", job=job, fingerprint=inputs.fingerprint, dataset=inputs.dataset, base=inputs.base,
-            folder=self.folder, dtype="float32", token="ours", ranks=1,
+            folder=self.folder, dtype="float32", token="ours", ranks=ranks,
             rendezvous=self.folder / "ranks" / "rendezvous",
         )  # fmt: skip
-        loader = Loader(train_split(inputs.dataset, spec.train), spec.train, rank=0, ranks=1)
+        loader = Loader(train_split(inputs.dataset, spec.train), spec.train, rank=rank, ranks=ranks)
         torch.manual_seed(1)
         objective = build(self.task.base, spec.train, dtype="float32", length=loader.length)
         self.engine = Engine(objective, spec.train)
-        self.loop = Loop(self.engine, loader, self.task, wire, told)
+        self.validator = work._validator(self.engine, self.task, loader, wire)
+        self.loop = Loop(self.engine, loader, self.task, wire, told, self.validator)
         self.saver = self.loop._saver
 
     def said(self, kind: str) -> list[dict[str, Any]]:
@@ -216,7 +224,7 @@ def test_older_checkpoints_make_room_and_never_the_last_good_one_or_the_best(
     small_disk("saves-room", size * 5 // 2 + (1 << 20))
     training.loop.save(3)
     assert training.steps() == [3, 2], "the oldest made room"
-    training.saver.after(4, {**FACTS, "best": {"step": 2, "loss": 1.0}}, must=True)
+    training.saver.after(4, partial(FACTS, best={"step": 2, "loss": 1.0}), must=True)
     training.saver.finish()
     assert training.steps() == [3, 2], "one is the best and one the last"
     assert training.said("save_failed")[0]["step"] == 4
@@ -343,11 +351,11 @@ def test_retention_keeps_the_best_and_the_newest_that_matches_its_hashes(tmp_pat
     output = tmp_path.as_uri()
     files = {step: fake(output, step) for step in (10, 20, 30, 40)}
     files[40].write_bytes(bytes(1000))
-    checkpoints.retain(output, 1, {10}, written=40)
+    checkpoints.retain(output, 1, {10})
     assert [one.step for one in checkpoints.committed(output)] == [40, 30, 10]
     files[30].write_bytes(bytes(1000))
     files[10].write_bytes(bytes(1000))
-    checkpoints.retain(output, 1, written=40)
+    checkpoints.retain(output, 1)
     assert len(list(checkpoints.committed(output))) == 3, "where none is good, none goes"
 
 
@@ -378,6 +386,93 @@ def test_a_copy_that_fails_is_told_and_the_checkpoint_stands(solo: None, house: 
     training.loop.save(1)
     assert training.steps() == [1]
     assert training.said("copy_failed")[0]["step"] == 1
+
+
+def test_once_a_stop_is_asked_for_no_copy_is_made_and_the_checkpoint_stands(solo: None, house: House) -> None:
+    """A copy to a far store after the last save: it outlasts the grace period, and the stop becomes a kill."""
+    to = house.uri("saves-stop-copies")
+    training = Training(house, "saves-stop", f"train.checkpoint.copy_to={to}", told=lambda: 1.0)
+    with pytest.raises(Preempted, match="step 1 is in a checkpoint"):
+        training.loop.run(0, 12)
+    assert training.steps() == [1]
+    assert "no time for a copy" in training.said("copy_failed")[0]["why"]
+    assert list(checkpoints.committed(f"{to}/{training.task.fingerprint}")) == []
+
+
+class Planned(Validator):
+    """A validator that sees the losses it is given."""
+
+    losses: Iterator[float]
+
+    def _look(self) -> Look:
+        return Look(next(self.losses), {})
+
+
+class Failing(Saver):
+    """A saver whose disk is full for the save of step 2."""
+
+    def _lead(self, flight: Flight) -> None:
+        if flight.step == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super()._lead(flight)
+
+
+@pytest.mark.parametrize(("losses", "best"), [((2.0, 1.0, 1.5), Best(3, 1.5)), ((2.0, 1.0, 2.5), Best(1, 2.0, 1))])
+def test_a_best_step_that_could_not_be_saved_is_the_best_no_longer(
+    solo: None, house: House, losses: tuple[float, ...], best: Best
+) -> None:
+    """Published at the end is a checkpoint that is there: one save that failed does not cost the training."""
+    name = f"saves-best-{best.step}"
+    training = Training(house, name, "train.validation.every_steps=1", "train.checkpoint.keep_last=1")
+    assert training.validator is not None
+    training.validator.__class__, training.saver.__class__ = Planned, Failing
+    training.validator.losses = iter(losses)
+    training.loop.run(0, 3)
+    assert training.said("save_failed")[0]["step"] == 2
+    assert training.validator.best == best
+    assert training.steps() == [3, 1]
+    assert checkpoints.best(checkpoints.address(training.output, 3)) == best.as_dict()
+
+
+def test_what_a_save_took_is_known_before_its_copy_begins(solo: None, house: House) -> None:
+    """Counted in, a slow copy keeps the last save before a stop from being begun."""
+    known: list[float] = []
+
+    class Copying(Saver):
+        def _copy(self, flight: Flight, *more: Any) -> None:
+            known.append(flight.seconds)
+            super()._copy(flight, *more)
+
+    training = Training(house, "saves-timed", f"train.checkpoint.copy_to={house.uri('saves-timed-copies')}")
+    training.saver.__class__ = Copying
+    training.loop.step(0)
+    training.loop.save(1)
+    assert known == [training.saver._durations.slowest]
+
+
+def test_a_part_is_written_though_the_checkpoint_was_committed_before_its_folder_was_synced(
+    solo: None, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A committed save that counts as failed, since a follower's fsync came after rank 0's rename."""
+    training = Training(house, "saves-renamed")
+    training.loop.step(0)
+    draft, final = training.folder / "draft", training.folder / "final"
+    draft.mkdir()
+    flight = Flight(
+        1, 1, checkpoints.KIND, {}, snapshot.Part.take(training.engine, checkpoints.KIND, {}), needed=0,
+        keep=frozenset(), refused=False,
+    )  # fmt: skip
+    training.saver._meeting(1).write_text(str(draft))
+    sync = files.sync_folder
+
+    def renamed(folder: Path) -> None:
+        if snapshot.written(draft, 1):
+            draft.rename(final)
+        sync(folder)
+
+    monkeypatch.setattr(files, "sync_folder", renamed)
+    training.saver._follow(flight)
+    assert snapshot.written(final, 1)
 
 
 KILLED = """
@@ -416,6 +511,49 @@ def test_a_save_killed_before_the_state_is_written_is_never_resumed_from(house: 
     assert found.step == 1
     checkpoints.clear_drafts(output)
     assert not draft.exists()
+
+
+TOLD = """
+import os, sys
+from pathlib import Path
+import test_saves
+from conftest import House
+
+house, rank = House(*map(lambda text: Path(text) if text.startswith("/") else text, sys.argv[1:5])), sys.argv[5]
+os.environ |= {**test_saves.SOLO, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+test_saves.connect(house.root / "told-rendezvous", int(rank), 2)
+training = test_saves.Training(house, "saves-told")
+training.loop.step(0)
+training.saver.last(1, test_saves.FACTS, float(sys.argv[6]))
+assert training.saver._hurry.is_set()
+print(training.saver.saved_at)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("told", [(0, 1), (1, 0)])
+def test_a_stop_that_only_one_rank_has_heard_of_is_every_ranks(house: House, told: tuple[int, int]) -> None:
+    """A signal reaches the ranks one by one: who branches by its own clock waits for the others for ever."""
+    for name in ("told-rendezvous", "saves-told"):
+        place = house.root / name
+        shutil.rmtree(place, ignore_errors=True) if place.is_dir() else place.unlink(missing_ok=True)
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    }  # fmt: skip
+    place = [str(house.root), str(house.spec), house.base, house.data]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TOLD, *place, str(rank), str(told[rank])], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [out.split()[-1:] for out, _ in said] == [["1"], ["1"]], said
 
 
 @pytest.mark.integration

@@ -17,6 +17,7 @@ import tickets
 from conftest import House, call
 
 from refit import packed
+from refit.errors import BadSpec
 from refit.fingerprint import file_digest
 from refit.job import Job, read_events
 from refit.manifest import Manifest
@@ -26,6 +27,12 @@ from refit.store import store_for
 from trainer import tried
 
 LOOKS = ("train.validation.every_steps=4",)
+
+
+def test_a_smoke_run_of_one_step_is_refused_for_it_has_nothing_to_save(house: House) -> None:
+    with pytest.raises(BadSpec, match=r"train\.smoke_steps.*greater than or equal to 2"):
+        load_spec(house.spec, ["train.smoke_steps=1"])
+    assert load_spec(house.spec, ["train.smoke_steps=2"]).train.smoke_steps == 2
 
 
 def test_an_answer_counts_for_the_same_training_tried_in_the_same_way_on_the_same_kind_of_machine(

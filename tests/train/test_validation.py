@@ -15,7 +15,7 @@ from refit.pipeline import load as load_spec
 from refit.store import store_for
 from trainer.batches import to_batch
 from trainer.objective import Objective, load
-from trainer.validation import Best
+from trainer.validation import Best, Look, Validator
 
 LOOKS = ("train.validation.every_steps=4",)
 OVERSHOOTS = (
@@ -33,6 +33,23 @@ def test_the_best_is_the_lowest_and_the_first_of_equals() -> None:
     assert best.after(4, 1.0) == Best(2, 1.0, since=1)
     assert best.after(4, 1.5).after(6, 1.2) == Best(2, 1.0, since=2)
     assert best.after(4, 1.5).after(6, 0.9) == Best(6, 0.9)
+
+
+def test_a_best_that_is_forgotten_gives_way_to_the_one_before_which_has_counted_on() -> None:
+    validator = Validator.__new__(Validator)
+    validator.best, validator._former = None, []
+    losses = iter([3.0, 2.0, 1.0, 2.5])
+    validator._look = lambda: Look(next(losses), {})  # type: ignore[method-assign]
+    for step in (1, 2, 3, 4):
+        validator.look(step)
+    assert validator.best == Best(3, 1.0, since=1)
+    validator.forget(4)
+    assert validator.best == Best(3, 1.0, since=1)
+    validator.forget(2)
+    validator.forget(3)
+    assert validator.best == Best(1, 3.0, since=1)
+    validator.forget(1)
+    assert validator.best is None
 
 
 @pytest.mark.parametrize("wrong", ["train.validation.patience=2", "train.validation.publish=best"])

@@ -12,6 +12,7 @@ RefitError                      exit
     ├── NodeLost                     the process or its machine is gone
     ├── Occupied                     somebody else is at it, who goes on undisturbed
     ├── StoreUnavailable             the store does not answer
+    │   └── Damaged                  it answers, and what it holds is not what was committed
     └── ServerUnavailable            a model server, the controller or a database does not answer
 
 Exit 0 is success, and only together with a manifest. Any other code (a traceback's 1, a signal) counts as
@@ -86,6 +87,10 @@ class Occupied(Infrastructure):
 
 class StoreUnavailable(Infrastructure):
     """The store does not answer, or lost what it was given."""
+
+
+class Damaged(StoreUnavailable):
+    """A committed folder is not what its manifest says, or its manifest is not what was written."""
 
 
 class ServerUnavailable(Infrastructure):

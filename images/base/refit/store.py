@@ -23,9 +23,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from refit import files
-from refit.errors import BadInput, StoreUnavailable
+from refit.errors import BadInput, Damaged, StoreUnavailable
 from refit.fingerprint import file_digest
-from refit.manifest import MANIFEST, Manifest, describe
+from refit.manifest import MANIFEST, Manifest, damage, describe
 
 
 def cache_folder() -> Path:
@@ -72,22 +72,22 @@ class Copy:
 class Draft:
     """A folder in the making: write below `path`, then `commit` once."""
 
-    def __init__(self, path: Path, finish: Callable[[Path, Manifest, Check], Manifest]) -> None:
+    def __init__(self, path: Path, finish: Callable[[Path, Manifest, Check, Heard], Manifest]) -> None:
         self.path = path
         self.manifest: Manifest | None = None
         self._finish = finish
 
-    def commit(self, manifest: Manifest, check: Check = unheard) -> Manifest:
+    def commit(self, manifest: Manifest, check: Check = unheard, heard: Heard = unheard) -> Manifest:
         """Hash and publish the folder; returns the manifest with its files.
 
         Where another writer published the same folder first, theirs stands, ours is discarded, and theirs is returned.
         `check` is called right before the folder comes to be, minutes after hashing began where it is large; what it
-        raises keeps the folder from being.
+        raises keeps the folder from being. `heard` is told as long as bytes go to where the folder is elsewhere.
         """
         if self.manifest is not None:
             raise RuntimeError("a draft is committed once")
         sealed = manifest.model_copy(update={"files": describe(self.path)}).sealed()
-        self.manifest = self._finish(self.path, sealed, check)
+        self.manifest = self._finish(self.path, sealed, check, heard)
         return self.manifest
 
 
@@ -138,6 +138,10 @@ class Store(ABC):
         return Copy(path, file_digest(path))
 
     @abstractmethod
+    def damage(self, uri: str, manifest: Manifest) -> list[str]:
+        """What of a committed folder differs from its manifest, every byte read, in words; nothing is kept of it."""
+
+    @abstractmethod
     def publish(self, uri: str) -> AbstractContextManager[Draft]:
         """A context with a `Draft` that becomes the folder at `uri` when it is committed."""
 
@@ -146,7 +150,11 @@ class Store(ABC):
         """Take a folder away, its manifest first: from then on it does not exist, whatever a kill leaves of it."""
 
     def manifest(self, uri: str) -> Manifest | None:
-        """The manifest of the folder at `uri`; None where the folder is not committed."""
+        """The manifest of the folder at `uri`; None where the folder is not committed.
+
+        Raises:
+            Damaged: it is there, and is not what was written.
+        """
         try:
             text = self.read(join(uri, MANIFEST))
         except FileNotFoundError:
@@ -154,7 +162,7 @@ class Store(ABC):
         try:
             return Manifest.parse(text)
         except ValueError as error:
-            raise StoreUnavailable(
+            raise Damaged(
                 f"{uri}: manifest.json cannot be read: {error}. Remove the folder to make it anew."
             ) from error
 
@@ -202,6 +210,9 @@ class FileStore(Store):
             raise FileNotFoundError(uri)
         return path
 
+    def damage(self, uri: str, manifest: Manifest) -> list[str]:
+        return damage(self.path(uri), manifest)
+
     def remove(self, uri: str) -> None:
         folder = self.path(uri)
         (folder / MANIFEST).unlink(missing_ok=True)
@@ -215,7 +226,7 @@ class FileStore(Store):
         folder = final.with_name(f".draft-{final.name}-{_MACHINE}-{os.getpid()}-{secrets.token_hex(4)}")
         folder.mkdir()
         try:
-            yield Draft(folder, lambda path, manifest, check: self._finish(uri, path, manifest, check))
+            yield Draft(folder, lambda path, manifest, check, _: self._finish(uri, path, manifest, check))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

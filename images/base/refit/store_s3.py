@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from refit import files, s3_objects
-from refit.errors import StoreUnavailable
+from refit.errors import Damaged, StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
 from refit.store import Check, Copy, Draft, Heard, Store, cache_folder, join, unheard
 
@@ -32,7 +33,10 @@ class S3Store(Store):
 
     def read(self, uri: str, *, first: int | None = None) -> bytes:
         with self._call("get_object", uri)["Body"] as stream:
-            body: bytes = stream.read(first)
+            try:
+                body: bytes = stream.read(first)
+            except BotoCoreError as error:
+                raise StoreUnavailable(f"{uri}: {error}") from error
         return body
 
     def write(self, uri: str, data: bytes) -> None:
@@ -87,7 +91,9 @@ class S3Store(Store):
                 heard()
             wrong = damage(draft, manifest)
             if wrong:
-                raise StoreUnavailable(f"{uri}: what was fetched is damaged: {'; '.join(wrong[:3])}.")
+                # The way here can damage too (a torn answer leaves a hole): what is there is read once more.
+                kind = Damaged if self.damage(uri, manifest) else StoreUnavailable
+                raise kind(f"{uri}: what was fetched is damaged: {'; '.join(wrong[:3])}.")
             if not files.rename_folder(draft, target) and damage(target, manifest, hashes=False):
                 # What is there is no copy that another one made at the same time: it makes room.
                 shutil.rmtree(target, ignore_errors=True)
@@ -100,24 +106,69 @@ class S3Store(Store):
         bucket, key = _split(uri)
         return s3_objects.fetch(self._client, bucket, key, cache_folder() / "fetched" / "objects", heard)
 
+    def damage(self, uri: str, manifest: Manifest) -> list[str]:
+        wrong = []
+        for file in manifest.files:
+            try:
+                size, digest = self._hash(join(uri, file.path))
+            except FileNotFoundError:
+                wrong.append(f"{file.path} is missing")
+                continue
+            if size != file.size:
+                wrong.append(f"{file.path} has {size} bytes, the manifest says {file.size}")
+            elif digest != file.sha256:
+                wrong.append(f"{file.path} differs from its hash")
+        return wrong
+
+    def _hash(self, uri: str) -> tuple[int, str]:
+        """Size and sha256 of an object that is read and not kept."""
+        digest, size = hashlib.sha256(), 0
+        answer = self._call("get_object", uri)
+        with answer["Body"] as stream:
+            try:
+                while data := stream.read(s3_objects.CHUNK):
+                    digest.update(data)
+                    size += len(data)
+            except BotoCoreError as error:
+                raise StoreUnavailable(f"{uri}: {error}") from error
+        if size != answer["ContentLength"]:
+            raise StoreUnavailable(f"{uri}: {size} bytes came of {answer['ContentLength']}.")
+        return size, digest.hexdigest()
+
     def remove(self, uri: str) -> None:
-        manifest = self.manifest(uri)
-        for name in [MANIFEST, *(file.path for file in manifest.files)] if manifest else []:
+        try:
+            manifest = self.manifest(uri)
+            names = [file.path for file in manifest.files] if manifest else None
+        except Damaged:  # what it names cannot be read: what lies below goes
+            names = []
+        if names is None:
+            return
+        self._call("delete_object", join(uri, MANIFEST))
+        for name in names or self._below(uri):
             self._call("delete_object", join(uri, name))
+
+    def _below(self, uri: str) -> list[str]:
+        """Every object below a folder, however deep, by its name from there."""
+        bucket, key = _split(join(uri, ""))
+        try:
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
+            return [item["Key"][len(key) :] for page in pages for item in page.get("Contents", [])]
+        except (BotoCoreError, ClientError) as error:
+            raise StoreUnavailable(f"{uri}: {error}") from error
 
     @contextmanager
     def publish(self, uri: str) -> Iterator[Draft]:
         with tempfile.TemporaryDirectory() as folder:
-            yield Draft(Path(folder), lambda path, manifest, check: self._finish(uri, path, manifest, check))
+            yield Draft(Path(folder), lambda *of: self._finish(uri, *of))
 
-    def _finish(self, uri: str, draft: Path, manifest: Manifest, check: Check) -> Manifest:
+    def _finish(self, uri: str, draft: Path, manifest: Manifest, check: Check, heard: Heard) -> Manifest:
         theirs = self.manifest(uri)
         if theirs is not None:
             return theirs
         for file in manifest.files:
             bucket, key = _split(join(uri, file.path))
             try:
-                self._client.upload_file(str(draft / file.path), bucket, key)
+                self._client.upload_file(str(draft / file.path), bucket, key, Callback=lambda _bytes: heard())
             except (Boto3Error, BotoCoreError, ClientError, OSError) as error:
                 raise StoreUnavailable(f"{uri}/{file.path}: {error}") from error
         check()
@@ -132,7 +183,7 @@ class S3Store(Store):
             self._client.download_file(bucket, key, str(target))
         except ClientError as error:
             raise _translate(error, uri) from error
-        except BotoCoreError as error:
+        except (Boto3Error, BotoCoreError) as error:
             raise StoreUnavailable(f"{uri}: {error}") from error
 
     def _call(self, method: str, uri: str, **arguments: Any) -> Any:

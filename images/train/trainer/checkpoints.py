@@ -2,7 +2,8 @@
 
 `<output>/checkpoints/step-N/` holds the pieces of weights and optimizer, the state of every rank's random numbers, and
 a manifest that was written last. A folder without it does not exist; one whose files differ from their hashes is passed
-over, loudly. `<output>/checkpoints/fast-step-N/` holds the weights alone, and is never resumed from.
+over, loudly. A store that does not answer says nothing about what it holds: that is raised.
+`<output>/checkpoints/fast-step-N/` holds the weights alone, and is never resumed from.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from refit import log
-from refit.errors import BadInput, StoreUnavailable
+from refit.errors import BadInput, Damaged, StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
-from refit.store import FileStore, join, store_for
+from refit.store import Check, FileStore, Heard, join, store_for, unheard
 
 KIND, FAST = "checkpoint", "weights"
 """The kinds of manifest: of a full checkpoint, and of a fast one."""
+
+PIECE = 16 << 20
+"""Bytes that a copy is made of at a time."""
 
 _NAME = {KIND: re.compile(r"^step-(\d+)$"), FAST: re.compile(r"^fast-step-(\d+)$")}
 
@@ -52,7 +56,7 @@ def committed(output: str, kind: str = KIND) -> Iterator[Checkpoint]:
         uri = join(folder(output), name[0])
         try:
             manifest = store.manifest(uri)
-        except StoreUnavailable as error:
+        except Damaged as error:
             log.event("checkpoint_damaged", checkpoint=uri, why=str(error))
             continue
         if manifest is not None and manifest.facts.get("step") != int(name[1]):
@@ -61,13 +65,16 @@ def committed(output: str, kind: str = KIND) -> Iterator[Checkpoint]:
             yield Checkpoint(uri, int(name[1]), manifest)
 
 
-def newest(output: str, fingerprint: str) -> Checkpoint | None:
-    """The newest checkpoint whose files are what their manifest says; None where there is none.
+def newest(output: str, fingerprint: str, *, after: int = -1) -> Checkpoint | None:
+    """The newest checkpoint of a step later than `after` whose files are what their manifest says, if there is one.
 
     Raises:
         BadInput: the folder holds checkpoints of another training.
+        StoreUnavailable: its store does not answer; nothing is known about what it holds.
     """
     for checkpoint in committed(output):
+        if checkpoint.step <= after:
+            return None
         if checkpoint.manifest.fingerprint != fingerprint:
             raise BadInput(
                 f"{checkpoint.uri}: of training {checkpoint.manifest.fingerprint}, this one is {fingerprint}. Data, "
@@ -83,19 +90,52 @@ def newest(output: str, fingerprint: str) -> Checkpoint | None:
 def found(output: str, copies: str | None, fingerprint: str) -> Checkpoint | None:
     """The checkpoint to go on from: the newest whole one of the output, or of its copies where they have a newer one.
 
+    Only copies that are newer are fetched. Where their store does not answer, what is here does.
+
     Raises:
         BadInput: the folder holds checkpoints of another training.
+        StoreUnavailable: the output's store does not answer, or that of the copies while there is nothing here.
     """
     here = newest(output, fingerprint)
-    there = newest(join(copies, fingerprint), fingerprint) if copies else None
-    if there is not None and (here is None or there.step > here.step):
+    if copies is None:
+        return here
+    try:
+        there = newest(join(copies, fingerprint), fingerprint, after=here.step if here else -1)
+    except (OSError, StoreUnavailable) as error:
+        if here is None:
+            raise
+        log.event("copies_passed_over", copies=copies, checkpoint=here.uri, why=str(error))
+        return here
+    if there is not None:
         log.event("checkpoint_from_copy", checkpoint=there.uri)
-        return there
-    return here
+    return there or here
 
 
-def copy(checkpoint: Checkpoint, to: str) -> None:
+def of_step(output: str, copies: str | None, fingerprint: str, step: int) -> Checkpoint:
+    """The whole checkpoint of just this step, from the output or else from its copies.
+
+    Raises:
+        BadInput: neither has it; the message says what is wrong with each.
+    """
+    wrong = []
+    for place in (output, *([join(copies, fingerprint)] if copies else [])):
+        try:
+            return verify(address(place, step))
+        except BadInput as error:
+            wrong.append(str(error))
+    raise BadInput(
+        f"the checkpoint of step {step} is not there any more, or not whole, and nothing else takes its place. Raise "
+        "train.checkpoint.keep_last, or set train.checkpoint.copy_to, to keep more of them.\n" + "\n".join(wrong)
+    )
+
+
+def copy(checkpoint: Checkpoint, to: str, source: Path, *, heard: Heard = unheard, check: Check = unheard) -> None:
     """Put a copy of a checkpoint, with its own manifest's hashes, below another training's address.
+
+    Args:
+        source: where its files lie on this machine.
+        heard: told with every piece, as long as it goes on.
+        check: asked now and then; what it raises ends the copying, and nothing is left of it.
 
     Raises:
         StoreUnavailable: what is there now does not match its hashes; the copy does not exist then.
@@ -104,12 +144,21 @@ def copy(checkpoint: Checkpoint, to: str) -> None:
     store = store_for(uri)
     store.remove(uri)
     with store.publish(uri) as draft:
-        shutil.copytree(store_for(checkpoint.uri).local(checkpoint.uri), draft.path, dirs_exist_ok=True)
-        (draft.path / MANIFEST).unlink(missing_ok=True)
-        done = draft.commit(checkpoint.manifest)
+        for file in checkpoint.manifest.files:
+            _copy_file(source / file.path, draft.path / file.path, heard, check)
+        done = draft.commit(checkpoint.manifest, check, heard)
     if done.files != checkpoint.manifest.files:
         store.remove(uri)
         raise StoreUnavailable(f"{uri}: differs from {checkpoint.uri}, and was taken away again.")
+
+
+def _copy_file(source: Path, to: Path, heard: Heard, check: Check) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as read, to.open("wb") as written:
+        while data := read.read(PIECE):
+            check()
+            written.write(data)
+            heard()
 
 
 def best(uri: str) -> dict[str, Any] | None:
@@ -134,7 +183,7 @@ def faults(uri: str, manifest: Manifest) -> list[str]:
         return [f"it is a {manifest.kind}, not a {kind}"]
     try:
         place = store_for(uri).local(uri)
-    except (StoreUnavailable, FileNotFoundError) as error:
+    except (Damaged, FileNotFoundError) as error:
         return [str(error)]
     return damage(place, manifest)
 
@@ -144,11 +193,12 @@ def verify(uri: str) -> Checkpoint:
 
     Raises:
         BadInput: it is not a complete checkpoint; the message names the file and the reason.
+        StoreUnavailable: its store does not answer.
     """
     uri = uri.rstrip("/").removesuffix("/manifest.json")
     try:
         manifest = store_for(uri).require(uri, kind_of(uri))
-    except StoreUnavailable as error:
+    except Damaged as error:
         raise BadInput(str(error)) from error
     wrong = faults(uri, manifest)
     if wrong:
@@ -160,22 +210,38 @@ def retain(output: str, keep: int, best: Collection[int] = (), *, written: int |
     """Throw away all but the newest `keep`, those of the steps `best`, and the newest whose files match their hashes.
 
     Args:
-        written: the step that was just saved. What is newer is of a future that was given up, damaged as a rule, and
-            goes first, lest it takes the place of what is good.
+        written: the step that was just saved, and hashed: it is not read again. What is newer was passed over when the
+            training was resumed. It takes nobody's place, and goes if its files are proved damaged: a store that did
+            not answer then may answer now.
     """
     store = store_for(output)
     there = list(committed(output))
     ahead = [one for one in there if written is not None and one.step > written]
     past = there[len(ahead) :]
     gone = past[max(1, keep) :]
-    if ahead or gone:
-        good = next((one.step for one in past if not faults(one.uri, one.manifest)), None)
-        if good is None:
-            log.event("retention_put_off", output=output, why="no checkpoint matches its hashes; none is thrown away")
-            return
-        for old in [*ahead, *gone]:
-            if old.step != good and old.step not in best:
-                store.remove(old.uri)
+    if not ahead and not gone:
+        return
+    good = next((one.step for one in past if one.step == written or not faults(one.uri, one.manifest)), None)
+    if good is None:
+        log.event("retention_put_off", output=output, why="no checkpoint matches its hashes; none is thrown away")
+        return
+    for old in [*(one for one in ahead if _is_damaged(one)), *gone]:
+        if old.step != good and old.step not in best:
+            store.remove(old.uri)
+
+
+_whole: set[tuple[str, str]] = set()
+"""Address and seal of what this process has found whole: it is read once, not with every save."""
+
+
+def _is_damaged(one: Checkpoint) -> bool:
+    name = (one.uri, one.manifest.seal)
+    if name in _whole:
+        return False
+    wrong = store_for(one.uri).damage(one.uri, one.manifest)
+    if not wrong:
+        _whole.add(name)
+    return bool(wrong)
 
 
 def retain_fast(output: str, keep: int) -> None:
@@ -200,6 +266,6 @@ def clear_drafts(output: str) -> None:
         place: Path = store.path(folder(output))
         for draft in place.glob(".draft-*") if place.is_dir() else ():
             shutil.rmtree(draft, ignore_errors=True)
-        for rest in place.glob("step-*") if place.is_dir() else ():
+        for rest in [*place.glob("step-*"), *place.glob("fast-step-*")] if place.is_dir() else ():
             if not (rest / MANIFEST).exists():  # a removal begins with it
                 shutil.rmtree(rest, ignore_errors=True)

@@ -19,7 +19,7 @@ def budget(settings: Checkpoint) -> float:
 
 
 class Durations:
-    """How long the last saves took, from their beginning to their commit."""
+    """How long the last saves took, from their beginning to their commit; retention and copies come after."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=REMEMBERED)

@@ -52,7 +52,8 @@ class Loop:
             self._contents = Contents(loader, domains.read(task.dataset, "train"))
         # Ranks of a tensor-parallel group have the same loss; one of them says it.
         self._counts = self._rank % task.train.tensor_parallel == 0
-        self._saver = Saver(engine, task, wire, validator.best.step if validator and validator.best else None)
+        best = validator.best.step if validator and validator.best else None
+        self._saver = Saver(engine, task, wire, best, stopping, validator.forget if validator else None)
         self._spent: dict[str, float] = {}
         self._usage = Usage(task, engine.sizes)
         # What is tried out may not be passed over.
@@ -76,12 +77,12 @@ class Loop:
             self._wire.send("step", **record)
             enough = self._validator is not None and self._validator.is_enough
             if step == until or enough:
-                self._saver.save(step, self._of_checkpoint())
+                self._saver.save(step, self._of_checkpoint)
             elif self._stop:
-                self._saver.last(step, self._of_checkpoint(), self._stopping())
+                self._saver.last(step, self._of_checkpoint, self._stopping())
                 raise Preempted(self._farewell(step))
             else:
-                self._saver.after(step, self._of_checkpoint(), must=is_best)
+                self._saver.after(step, self._of_checkpoint, must=is_best)
         return record
 
     def step(self, number: int) -> dict[str, Any]:
@@ -160,6 +161,8 @@ class Loop:
         """Put the loss on the validation split into the record, where it is time to look; whether it is the lowest."""
         if self._validator is None or not self._validator.is_due(step, until):
             return False
+        if step == until:  # what becomes of an earlier best is known before the last one is found
+            self._saver.finish()
         self._wire.send("beat")
         try:
             with self._clock("validation"):
@@ -176,7 +179,7 @@ class Loop:
 
     def save(self, step: int) -> None:
         """Write a checkpoint, unless this very step is in one, and wait for it."""
-        self._saver.save(step, self._of_checkpoint())
+        self._saver.save(step, self._of_checkpoint)
 
     def _of_checkpoint(self) -> dict[str, Any]:
         """What a checkpoint's manifest tells beside what every one does."""

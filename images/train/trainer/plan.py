@@ -111,6 +111,9 @@ def memory_of(
         "optimizer": round(trainable * (12 if stage else 8) / shared["optimizer"]),
         "activations": round(2 * train.micro_batch * length * layers * (34 * hidden + scores)),
         "logits": round(3 * 4 * targets * config.vocab_size),
+        # The saver's copy, kept from the first save on: weights and moments in float32. At ZeRO 0 rank 0 has all of it,
+        # above each its part; either way it is this much for all ranks of this machine together.
+        "save": round(12 * trainable / ranks),
         "runtime": RUNTIME_BYTES,
     }
 

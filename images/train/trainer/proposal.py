@@ -198,6 +198,8 @@ def _remarks(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards, goal: Goa
     remarks = [
         f"{amount}; there are {packs.count}" if packs.count else f"{amount}; {blind}",
         "this trainer computes on processors today: the recipe is for one that drives cards",
+        f"saving keeps a copy in the hosts' memory: {gib(CHECKPOINT * trainable(shape, chosen.layout))} in all, shared "
+        "out as the optimizer is",
     ]
     if goal in PAIRED:
         remarks.append(PAIRED[goal])

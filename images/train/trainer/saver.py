@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,12 @@ from safetensors import SafetensorError
 from torch import Tensor, distributed
 
 from refit import files, log
-from refit.errors import Infrastructure, RefitError, StoreUnavailable
+from refit.errors import Infrastructure, Preempted, RefitError, StoreUnavailable
 from refit.store import Draft, join, store_for
 from trainer import checkpoints, grace, room, snapshot
 from trainer.checkpoints import FAST, KIND, Checkpoint
 from trainer.engines import Engine
+from trainer.flight import Flight, GivenUp
 from trainer.snapshot import Part, TakenOver
 from trainer.task import Task, Wire
 
@@ -46,42 +46,17 @@ STUCK_SECONDS = 1800.0
 """After so long a save is told to be stuck, and who waits for it gives no sign of life any more."""
 
 
-@dataclass
-class Flight:
-    """A save under way: what is written, the thread that does it, and how it ended."""
-
-    number: int
-    step: int
-    kind: str
-    facts: dict[str, Any]
-    part: Part
-    needed: int
-    keep: frozenset[int]
-    refused: bool
-    began: float = field(default_factory=time.monotonic)
-    given_up: threading.Event = field(default_factory=threading.Event)
-    folder: Path | None = None
-    # Until it has ended well; of what nobody foresaw the traceback goes to the log.
-    error: Exception | None = field(default_factory=lambda: Infrastructure("the thread that saves has crashed"))
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    thread: threading.Thread = field(init=False)
-
-    @property
-    def age(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self.began
-
-    @property
-    def ended(self) -> bool:
-        """Whether this rank's thread has ended; on rank 0 without an error the checkpoint is there."""
-        return not self.thread.is_alive()
+Facts = Callable[[], dict[str, Any]]
+"""What a manifest tells of a step, asked when its save begins: that of an earlier one may have failed till then."""
 
 
 class Saver:
     """The saves of one launch; the same calls, in the same order, on every rank."""
 
-    def __init__(self, engine: Engine, task: Task, wire: Wire, best: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, task: Task, wire: Wire, best: int | None = None,
+        stopping: Callable[[], float] = lambda: 0.0, forget: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         self._engine, self._task, self._wire = engine, task, wire
         self._settings = task.train.checkpoint
         self._rank = distributed.get_rank()
@@ -91,7 +66,9 @@ class Saver:
         self._due: set[str] = set()
         self._when = dict.fromkeys((KIND, FAST), time.monotonic())
         self._best = best  # the step of the last best checkpoint that is there
+        self._forget = forget  # told of a best step that could not be saved
         self._durations = grace.Durations()
+        self._stopping, self._hurry = stopping, threading.Event()  # once a stop is asked for no copy is made
         self._held: float | None = None
         self._stuck = False
         self.saved_at: int | None = task.step if task.checkpoint else None
@@ -102,7 +79,7 @@ class Saver:
         """What this rank adds to the agreement: whether a full or a fast save is overdue, whether the thread of the
         save in flight has ended, whether it has failed."""
         flight = self._flight
-        if flight and self._rank == 0 and flight.age > STUCK_SECONDS and not self._stuck:
+        if flight and self._rank == 0 and flight.silence > STUCK_SECONDS and not self._stuck:
             self._stuck = True
             self._wire.send("save_stuck", step=flight.step, seconds=flight.age)
         ended = flight is not None and flight.ended
@@ -124,7 +101,7 @@ class Saver:
             flight, self._flight = self._flight, None
             self._failed(flight) if failed > 0 else self._succeeded(flight)
 
-    def after(self, step: int, facts: dict[str, Any], *, must: bool = False) -> None:
+    def after(self, step: int, facts: Facts, *, must: bool = False) -> None:
         """At the end of a step: begin a save if one is due and none is in flight. One that is of just this step, by
         the spec's steps or because it `must`, waits for that in flight."""
         tiers = ((KIND, self._settings.every_steps), (FAST, self._settings.fast_every_steps))
@@ -136,7 +113,7 @@ class Saver:
         if self._flight is None and self._due:
             self._begin(step, KIND if KIND in self._due else FAST, facts)
 
-    def last(self, step: int, facts: dict[str, Any], told_ago: float = 0.0) -> None:
+    def last(self, step: int, facts: Facts, told_ago: float = 0.0) -> None:
         """Have everything written before the training stops here; after a stop only as far as the grace period goes.
 
         Args:
@@ -145,8 +122,10 @@ class Saver:
         Raises:
             Infrastructure: the step is not in a checkpoint though there was time for it.
         """
-        if told_ago > 0 or self._of_rank_0(told_ago) > 0:
-            left = self._of_rank_0(grace.budget(self._settings) - told_ago)
+        told_ago = self._most(told_ago)  # one collective that every rank reaches, whichever of them was told
+        if told_ago > 0:
+            self._hurry.set()
+            left = grace.budget(self._settings) - told_ago
             fits = self._durations.fits(left, self._flight.age if self._flight else None)
             if not self._of_rank_0(float(fits)):
                 self.finish()
@@ -154,7 +133,7 @@ class Saver:
                 return
         self.save(step, facts)
 
-    def save(self, step: int, facts: dict[str, Any]) -> None:
+    def save(self, step: int, facts: Facts) -> None:
         """Write a checkpoint of this step, unless it is in one, and wait until it is there.
 
         Raises:
@@ -176,7 +155,7 @@ class Saver:
         with self._holding():
             while self._flight is not None:
                 self._flight.thread.join(WAIT_SECONDS)
-                if self._flight.age < STUCK_SECONDS:
+                if self._flight.ended or self._flight.silence < STUCK_SECONDS:  # who waits for a stuck one is not it
                     self._wire.send("beat")
                 votes = torch.tensor(self.votes(), dtype=torch.float64)
                 distributed.all_reduce(votes)
@@ -192,17 +171,18 @@ class Saver:
         held, self._held = self._held, 0.0 if self._flight else None
         return {} if held is None else {"save": held}
 
-    def _begin(self, step: int, kind: str, facts: dict[str, Any]) -> None:
+    def _begin(self, step: int, kind: str, facts: Facts) -> None:
         with self._holding():
             tiers = {KIND, FAST} if kind == KIND else {FAST}  # who has the full one has the weights
             self._due -= tiers
             self._when |= dict.fromkeys(tiers, time.monotonic())
             self._count += 1
             part = Part.take(self._engine, kind, self._buffers)
-            best = (facts.get("best") or {}).get("step")
+            told = facts()
+            best = (told.get("best") or {}).get("step")
             shares = self._task.ranks if self._task.train.zero_stage > 0 else 1
             self._flight = Flight(
-                self._count, step, kind, facts, part, needed=part.state.size * shares, refused=self._refused,
+                self._count, step, kind, told, part, needed=part.state.size * shares, refused=self._refused,
                 keep=frozenset(one for one in (best, self._best) if one is not None),
             )  # fmt: skip
             thread = threading.Thread(target=self._work, args=(self._flight,), name=f"save-{step}", daemon=True)
@@ -219,7 +199,7 @@ class Saver:
             flight.error = None
         except (OSError, RefitError, SafetensorError, GivenUp) as error:
             flight.error = error
-        flight.seconds, flight.cpu_seconds = flight.age, time.thread_time()
+        flight.seconds, flight.cpu_seconds = flight.seconds or flight.age, time.thread_time()
 
     def _lead(self, flight: Flight) -> None:
         output = self._task.job.output
@@ -234,6 +214,8 @@ class Saver:
 
     def _commit(self, flight: Flight, draft: Draft) -> None:
         snapshot.commit(draft, self._task, flight.step, flight.kind, flight.facts)
+        flight.seconds = flight.age  # what comes now is no part of saving, and not counted on before a stop
+        flight.stir()
         self._meeting(flight.number).unlink(missing_ok=True)
         output, settings = self._task.job.output, self._settings
         try:
@@ -244,24 +226,39 @@ class Saver:
         except (OSError, StoreUnavailable) as error:  # the checkpoint is there, and that is what counts
             log.event("retention_failed", output=output, why=str(error))
         if flight.kind == KIND and settings.copy_to is not None:
-            self._copy(flight, settings.copy_to)
+            self._copy(flight, draft, settings.copy_to)
 
-    def _copy(self, flight: Flight, to: str) -> None:
-        """The redundant copy. Where it fails the checkpoint is there all the same, and that is told."""
+    def _copy(self, flight: Flight, draft: Draft, to: str) -> None:
+        """The redundant copy. Where it fails, or is cut short by a stop, the checkpoint is there all the same, and that
+        is told."""
         there = join(to, self._task.fingerprint)
         try:
+            self._in_time()
+            assert draft.manifest is not None
             uri = checkpoints.address(self._task.job.output, flight.step)
-            made = Checkpoint(uri, flight.step, store_for(uri).require(uri, KIND))
-            checkpoints.copy(made, there)
+            made = Checkpoint(uri, flight.step, draft.manifest)
+            # Where the store is elsewhere the draft still lies here: nothing is fetched back.
+            source = draft.path if draft.path.is_dir() else store_for(uri).local(uri)
+            checkpoints.copy(made, there, source, heard=flight.stir, check=self._in_time)
             checkpoints.retain(there, self._settings.keep_last, flight.keep, written=flight.step)
         except (OSError, RefitError) as error:
             self._tell("copy_failed", step=flight.step, why=str(error), to=there)
+
+    def _in_time(self) -> None:
+        if self._hurry.is_set() or self._stopping() > 0:
+            raise Preempted("told to stop: there is no time for a copy")
 
     def _follow(self, flight: Flight) -> None:
         meeting = self._meeting(flight.number)
         self._await(flight, meeting.is_file)
         flight.folder = Path(meeting.read_text(encoding="utf-8"))
-        flight.part.write(flight.folder)
+        try:
+            flight.part.write(flight.folder)
+        except FileNotFoundError:
+            # Rank 0 has committed, between this part's having its name and the fsync of its folder, and has synced it
+            # all; or it has given up, and says so itself.
+            if flight.folder.exists():
+                raise
 
     def _await(self, flight: Flight, happened: Callable[[], bool]) -> None:
         while not happened():
@@ -294,6 +291,8 @@ class Saver:
         cause = next(one for one in told if one is not None)
         if cause["fatal"]:
             raise TakenOver(cause["fatal"])
+        if self._forget and flight.kind == KIND:
+            self._forget(flight.step)
         self._failures += 1
         self._refused = cause["refused"]
         self._cause = f"rank {cause['rank']}: {cause['why']}"
@@ -322,6 +321,11 @@ class Saver:
         if self._rank == 0:
             self._wire.send(kind, **facts)
 
+    def _most(self, value: float) -> float:
+        held = torch.tensor([value], dtype=torch.float64)
+        distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
+        return float(held)
+
     def _of_rank_0(self, value: float) -> float:
         held = torch.tensor([value], dtype=torch.float64)
         distributed.broadcast(held, src=0)
@@ -334,7 +338,3 @@ class Saver:
             yield
         finally:
             self._held = (self._held or 0.0) + time.perf_counter() - began
-
-
-class GivenUp(Exception):
-    """A thread gave its part up because another rank's failed."""

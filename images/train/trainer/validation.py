@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,7 @@ class Validator:
         self._engine, self._split, self._domains, self._settings = engine, split, domains, settings
         self._micro_batch, self._beat, self._group = micro_batch, beat, group
         self.best = best
+        self._former: list[Best] = []  # the lowest before the lowest, oldest first
 
     def is_due(self, step: int, last: int) -> bool:
         """Whether to look after `step` finished steps; after the last one always."""
@@ -87,8 +88,18 @@ class Validator:
         loss = found.loss
         if not math.isfinite(loss):
             raise Diverged(f"after step {step} the loss on the validation split is {loss}; lower train.learning_rate.")
-        self.best = self.best.after(step, loss) if self.best else Best(step, loss)
+        before, self.best = self.best, self.best.after(step, loss) if self.best else Best(step, loss)
+        if self.best.step != step:
+            self._former = [replace(one, since=one.since + 1) for one in self._former]
+        elif before is not None:
+            self._former.append(before)
         return found
+
+    def forget(self, step: int) -> None:
+        """A step could not be saved: where it was the best, the one before it is again, as if nobody had looked."""
+        kept = [one for one in (*self._former, self.best) if one is not None and one.step != step]
+        self.best = kept[-1] if kept else None
+        self._former = kept[:-1]
 
     def _look(self) -> Look:
         names = self._domains.names if self._domains else ()

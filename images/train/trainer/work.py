@@ -62,7 +62,9 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
         del engine, loop, validator
         engine = _engine(task, loader)
         # Whole, or nothing is published: what was asked for is not replaced by what is at hand.
-        snapshot.load(engine, task, checkpoints.verify(checkpoints.address(task.job.output, best.step)).uri)
+        copies = task.train.checkpoint.copy_to  # a training that was resumed from a copy may have it only there
+        found = checkpoints.of_step(task.job.output, copies, task.fingerprint, best.step)
+        snapshot.load(engine, task, found.uri)
     return {**export(engine, task, loader), "best": best.as_dict() if best else None}
 
 
@@ -139,8 +141,7 @@ def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     distributed.barrier()
     if distributed.get_rank() == 0:
         store_for(uri).remove(uri)
-    # The first step warms caches up; where there is only one, it must do.
-    timed = (records[1:] or records)[-2:]
+    timed = records[1:][-2:]  # the first step warms caches up
     seconds = sum(record["seconds"] for record in timed) / len(timed)
     return {
         "seconds_per_step": seconds,

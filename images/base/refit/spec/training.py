@@ -197,7 +197,8 @@ class Train(Spec):
     early: Early = Early()
     overfit: Overfit = Overfit()
     skip: Skip = Skip()
-    smoke_steps: Count = 3
+    # With a save before the last of them, and a restore: before the first step there is no optimizer to save.
+    smoke_steps: Annotated[int, Field(ge=2)] = 3
     smoke_minutes: Positive = 10.0
     heartbeat_seconds: Positive = 2.0
     # A rank that is silent for so long is taken for hung; a step that is known to take longer counts tenfold.

@@ -1,0 +1,166 @@
+"""Checkpoints on S3, and copies on a store that is down: an outage is no damage, and nothing is fetched twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refit.errors import BadInput, StoreUnavailable
+from refit.manifest import Manifest
+from refit.store import cache_folder, join, store_for
+from refit.store_s3 import S3Store
+from tests.base.conftest import s3
+from trainer import checkpoints
+
+__all__ = ["s3"]
+
+TRAINING = "f" * 32
+
+
+@pytest.fixture
+def output(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty output on S3, with an empty cache."""
+    monkeypatch.setenv("REFIT_CACHE", str(tmp_path / "cache"))
+    return join(s3, tmp_path.name)
+
+
+def save(output: str, step: int) -> None:
+    uri = checkpoints.address(output, step)
+    with store_for(uri).publish(uri) as draft:
+        (draft.path / "weights").write_bytes(bytes([step]) * 1000)
+        draft.commit(Manifest(kind=checkpoints.KIND, fingerprint=TRAINING, facts={"step": step}))
+
+
+def zero(output: str, step: int) -> None:
+    uri = join(checkpoints.address(output, step), "weights")
+    store_for(uri).write(uri, bytes(1000))
+
+
+def steps(output: str) -> list[int]:
+    return [one.step for one in checkpoints.committed(output)]
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """Have S3 answer 503 for every object whose key has this part."""
+    call = S3Store._call
+
+    def refuse(self: S3Store, method: str, uri: str, **arguments: Any) -> Any:
+        if part in uri:
+            raise StoreUnavailable(f"{uri}: An error occurred (503)")
+        return call(self, method, uri, **arguments)
+
+    monkeypatch.setattr(S3Store, "_call", refuse)
+
+
+@pytest.mark.parametrize("part", ["step-20/manifest.json", "step-20/"])
+def test_an_outage_is_not_taken_for_damage(output: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20):
+        save(output, step)
+    with monkeypatch.context() as away:
+        refusing(away, part)
+        with pytest.raises(StoreUnavailable, match="503"):
+            checkpoints.newest(output, TRAINING)
+    found = checkpoints.newest(output, TRAINING)
+    assert found is not None
+    assert found.step == 20
+
+
+def test_damage_on_s3_is_passed_over_and_goes_once_it_is_proved(output: str) -> None:
+    for step in (10, 20, 30, 40):
+        save(output, step)
+    zero(output, 20)
+    zero(output, 40)
+    torn = join(checkpoints.address(output, 30), "manifest.json")
+    store_for(torn).write(torn, b'{"vers')
+    found = checkpoints.newest(output, TRAINING)
+    assert found is not None
+    assert found.step == 10
+    save(output, 15)
+    save(output, 60)  # whole, and of the same training: it was passed over for something that is no damage
+    checkpoints.retain(output, 2, written=15)
+    assert steps(output) == [60, 15, 10]
+    store_for(torn).remove(checkpoints.address(output, 30))
+    assert not store_for(torn).children(checkpoints.address(output, 30)), "with a torn manifest it can be removed too"
+
+
+def test_retention_reads_nothing_of_what_was_just_saved(output: str) -> None:
+    for step in (10, 20, 30):
+        save(output, step)
+    checkpoints.retain(output, 1, written=30)
+    assert steps(output) == [30]
+    assert not list(cache_folder().rglob("*")), "no copy of any checkpoint"
+
+
+def test_copies_on_a_store_that_is_down_are_passed_over_where_there_is_a_checkpoint(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = (tmp_path / "here").as_uri()
+    save(here, 10)
+    save(join(output, TRAINING), 20)
+    with monkeypatch.context() as away:
+        refusing(away, "manifest.json")
+        found = checkpoints.found(here, output, TRAINING)
+        assert found is not None
+        assert found.step == 10
+        assert "copies_passed_over" in capsys.readouterr().err
+        with pytest.raises(StoreUnavailable):
+            checkpoints.found((tmp_path / "empty").as_uri(), output, TRAINING)
+    found = checkpoints.found(here, output, TRAINING)
+    assert found is not None
+    assert found.step == 20
+
+
+def test_a_copy_that_is_no_newer_is_not_fetched(output: str, tmp_path: Path) -> None:
+    here = (tmp_path / "here").as_uri()
+    save(here, 20)
+    for step in (10, 20):
+        save(join(output, TRAINING), step)
+    found = checkpoints.found(here, output, TRAINING)
+    assert found is not None
+    assert found.uri == checkpoints.address(here, 20)
+    assert not list(cache_folder().rglob("*"))
+
+
+def test_the_checkpoint_of_a_step_is_found_among_the_copies_or_said_to_be_gone(output: str, tmp_path: Path) -> None:
+    here = (tmp_path / "here").as_uri()
+    save(join(output, TRAINING), 10)
+    assert checkpoints.of_step(here, output, TRAINING, 10).step == 10
+    with pytest.raises(BadInput, match=r"step 10 is not there any more.*keep_last"):
+        checkpoints.of_step(here, None, TRAINING, 10)
+
+
+def test_what_is_left_of_a_removal_is_cleared_of_fast_ones_too(tmp_path: Path) -> None:
+    left = tmp_path / "checkpoints" / "fast-step-7"
+    left.mkdir(parents=True)
+    (left / "state-rank-0.safetensors").write_bytes(b"rest")
+    checkpoints.clear_drafts(tmp_path.as_uri())
+    assert not left.exists()
+
+
+def test_a_copy_is_made_of_the_files_at_hand_and_one_that_is_cut_short_leaves_nothing(
+    output: str, tmp_path: Path
+) -> None:
+    """The draft of what was just uploaded still lies here: it is not fetched back to be copied."""
+    save(output, 10)
+    uri, draft, to = checkpoints.address(output, 10), tmp_path / "draft", join(output, "copies")
+    draft.mkdir()
+    (draft / "weights").write_bytes(bytes([10]) * 1000)
+    made = checkpoints.Checkpoint(uri, 10, store_for(uri).require(uri, checkpoints.KIND))
+
+    def stop() -> None:
+        raise StoreUnavailable("told to stop")
+
+    with pytest.raises(StoreUnavailable, match="told to stop"):
+        checkpoints.copy(made, to, draft, check=stop)
+    assert steps(to) == []
+    heard: list[int] = []
+    checkpoints.copy(made, to, draft, heard=lambda: heard.append(1))
+    assert len(heard) > 1, "while it is copied here, and while it goes up"
+    assert not list(cache_folder().rglob("*"))
+    assert checkpoints.verify(checkpoints.address(to, 10)).step == 10
+    (draft / "weights").write_bytes(bytes(1000))
+    with pytest.raises(StoreUnavailable, match="taken away again"):
+        checkpoints.copy(made, to, draft)
+    assert steps(to) == []
