@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from operators import backends, projection, run
+from operators import backends, pods, projection, run
 from operators.errors import restore
 from operators.job import JobOperator
 from operators.training import training_folder
@@ -19,9 +19,6 @@ from refit.spec import Pipeline
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-GRACE = 120.0
-"""Seconds that a stopped training gets to write its checkpoint: a person may raise the margin, and go on from it."""
 
 
 class EarlyOperator(JobOperator):
@@ -72,7 +69,8 @@ class EarlyOperator(JobOperator):
         if facts["verdict"] == "worse":
             training = training_folder(job.spec, job.inputs["dataset"])
             runs.refuse(run.folder(job.pipeline, context["run_id"]), told(facts))
-            if backends.named(backends.chosen()).stop(training, grace=GRACE):
+            # It may write its checkpoint: a person may raise the margin, and go on from it.
+            if backends.named(backends.chosen()).stop(training, grace=pods.grace(job)):
                 self.log.warning("stopped %s", training)
             projection.alert("suspicious", "train", told(facts), key=f"early/{job.output}", pipeline=job.pipeline)
         return super().finish(job, manifest, context)

@@ -11,7 +11,6 @@ None for "not yet" or the event that ends the wait. All keep three rules:
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from operators import backends, nodes, projection
+from operators import backends, nodes, pods, projection
 from operators.backends import Phase
 from operators.controller import Controller
 from operators.errors import Hung, NodeSlow, TimedOut, describe
@@ -170,14 +169,14 @@ class JobTrigger(Watch):
 
     def _stop(self) -> None:
         job = self._document or Job.load(self.job)
-        backends.named(self.backend).stop(job.output)
+        backends.named(self.backend).stop(job.output, grace=pods.grace(job))
         projection.mark(job, "suspended", "stopped")
 
     def _last_sign(self, status: dict[str, Any] | None) -> float:
         return max(self.since, float((status or {}).get("heartbeat") or 0))
 
     def _hung(self, job: Job, silent: float) -> dict[str, Any]:
-        backends.named(self.backend).stop(job.output)
+        backends.named(self.backend).stop(job.output, grace=pods.grace(job))
         why = f"no sign of life for {duration(silent)}; stopped, to be started again from its last checkpoint"
         projection.mark(job, "retrying", why)
         return failed(Hung(f"{job.id}: {why}"))
@@ -216,7 +215,7 @@ class JobTrigger(Watch):
         written = nodes.quarantine(node or host, why, job.id)
         if node is None or not written:  # it would come back to where it is
             return None
-        backend.stop(job.output, grace=math.ceil(job.spec.train.checkpoint.grace_seconds))
+        backend.stop(job.output, grace=pods.grace(job))
         projection.mark(job, "retrying", why)
         return failed(NodeSlow(f"{job.id}: node {node}: {why}; it is avoided from now on, the job goes on elsewhere"))
 
