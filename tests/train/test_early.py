@@ -14,7 +14,7 @@ from refit.pipeline import load as load_spec
 from refit.spec import Early
 from trainer.early import compare
 
-SPOILS = ("train.learning_rate=0.3", "train.schedule=constant", "train.warmup_steps=0")
+SPOILS = ("train.learning_rate=1", "train.schedule=constant", "train.warmup_steps=0")
 
 
 def asked(house: House, monkeypatch: pytest.MonkeyPatch, output: str, step: int, *sets: str) -> tuple[int, Any]:
@@ -40,11 +40,11 @@ def test_a_training_that_learns_is_fine_and_one_that_spoils_the_model_is_worse(
     assert fine["loss"] == pytest.approx(np.mean(list(by_intent(house, trained["model"]).values())), rel=0.2)
     assert fine["high"] < 0
     house.train("early-spoilt", sets=SPOILS)
-    code, worse = asked(house, monkeypatch, "early-spoilt", 12, *SPOILS)
+    code, worse = asked(house, monkeypatch, "early-spoilt", 8, *SPOILS)
     assert (code, worse["verdict"]) == (0, "worse")
     assert worse["base_loss"] == pytest.approx(fine["base_loss"]), "the same model answered the same documents"
     assert 0 < worse["low"] < worse["difference"] < worse["high"]
-    code, answer = asked(house, monkeypatch, "early-spoilt", 8)
+    code, answer = asked(house, monkeypatch, "early-spoilt", 12)
     assert code == 10
     assert "of training" in answer["message"]
 
