@@ -79,6 +79,23 @@ def test_another_run_has_a_trial_of_its_own_and_shares_the_plan(
     assert finished(stage("trial"), other, fire) != trial
 
 
+@pytest.mark.parametrize("kind", ["plan", "smoke"])
+def test_a_plan_or_smoke_run_of_another_layout_is_no_answer(
+    stage: Callable[..., Any], context: dict[str, Any], spec: Pipeline, kind: str
+) -> None:
+    """Planned for 8 ranks and trained on 2: preflight would look for the memory of the 8."""
+
+    def folder(**changes: Any) -> str:
+        operator = stage(kind)
+        train = spec.train.model_copy(update=changes)
+        return str(operator.output_of(spec.model_copy(update={"train": train}), context))
+
+    stage(kind).build_job(context)
+    others = [{"ranks": 8}, {"engine": "deepspeed"}, {"offload": "optimizer"}, {"tensor_parallel": 2}, {"nodes": 2}]
+    assert len({folder(), *(folder(**changes) for changes in others)}) == 1 + len(others)
+    assert folder(queue="other", max_restarts=9) == folder()
+
+
 def test_a_trial_is_told_where_the_plan_lies(stage: Callable[..., Any], context: dict[str, Any], fire: Fire) -> None:
     plan = finished(stage("plan"), context, fire)
     job = stage("trial", plan=plan).build_job(context)
