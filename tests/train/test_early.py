@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ SPOILS = ("train.learning_rate=1", "train.schedule=constant", "train.warmup_step
 
 def asked(house: House, monkeypatch: pytest.MonkeyPatch, output: str, step: int, *sets: str) -> tuple[int, Any]:
     """The answer of an early look at a checkpoint below the root."""
-    spec = load_spec(house.spec, [*sets, f"train.early.at_step={step}"])
+    spec = load_spec(house.spec, [*sets, f"train.early.at_step={step}", "train.heartbeat_seconds=0.2"])
     job = Job.build(
         "early", spec, store=house.root.as_uri(), output=house.uri(f"looks/{output}-{step}"),
         inputs={"dataset": house.data, "base": house.base},
@@ -39,6 +40,11 @@ def test_a_training_that_learns_is_fine_and_one_that_spoils_the_model_is_worse(
     # One document an item, and all of its targets: the same number as without packs, if answers are as long.
     assert fine["loss"] == pytest.approx(np.mean(list(by_intent(house, trained["model"]).values())), rel=0.2)
     assert fine["high"] < 0
+    folder = house.root / "looks/alone-12"
+    last_sign = json.loads((folder / "status.json").read_text())["heartbeat"]
+    assert last_sign > (folder / "ranks/task.json").stat().st_mtime, (
+        "a large model takes longer than a job may be silent"
+    )
     house.train("early-spoilt", sets=SPOILS)
     code, worse = asked(house, monkeypatch, "early-spoilt", 8, *SPOILS)
     assert (code, worse["verdict"]) == (0, "worse")
