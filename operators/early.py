@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from operators import backends, projection, run
-from operators.errors import restore
+from operators import backends, pods, projection, run
+from operators.errors import Cancelled
 from operators.job import JobOperator
 from operators.training import training_folder
 from refit import runs
-from refit.errors import BadInput
+from refit.errors import BadInput, RefitError
 from refit.fingerprint import digest
 from refit.job import Job
 from refit.manifest import Manifest
@@ -19,9 +19,6 @@ from refit.spec import Pipeline
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-GRACE = 120.0
-"""Seconds that a stopped training gets to write its checkpoint: a person may raise the margin, and go on from it."""
 
 
 class EarlyOperator(JobOperator):
@@ -34,7 +31,8 @@ class EarlyOperator(JobOperator):
     refused. The checkpoints stay.
 
     What it does not do: keep a checkpoint from being thrown away by `train.checkpoint.keep_last`, or hold the run up;
-    where there is nothing to look at any more it is skipped.
+    where there is nothing to look at any more it is skipped, and also where it fails for good: it is a leaf of the run,
+    which would be red for it, whatever the training and the gate say. An alert tells of that.
 
     Known race: a training that ends before the verdict goes on to the exam, which judges it better than this does.
 
@@ -52,7 +50,10 @@ class EarlyOperator(JobOperator):
     def execute(self, context: Context) -> str:
         if "/checkpoints/" not in self.options["checkpoint"]:
             raise AirflowSkipException("the training was done before its checkpoint was seen; the exam judges it")
-        return super().execute(context)
+        try:
+            return super().execute(context)
+        except RefitError as error:
+            raise self._given_up(error, context) from error
 
     def output_of(self, spec: Pipeline, context: Context) -> str:
         name = digest({"early": spec.train.early, "checkpoint": self.options["checkpoint"]})[:12]
@@ -62,9 +63,22 @@ class EarlyOperator(JobOperator):
         return {**super().inputs_of(spec), "base": spec.train.base}
 
     def conclude(self, context: Context, event: dict[str, Any]) -> str:
-        if event["status"] != "done" and isinstance(error := restore(event), BadInput):
-            raise AirflowSkipException(f"nothing to look at any more: {error}")
-        return super().conclude(context, event)
+        try:
+            return super().conclude(context, event)
+        except RefitError as error:
+            raise self._given_up(error, context) from error
+
+    def _given_up(self, error: RefitError, context: Context) -> Exception:
+        """The error itself while it is worth another try, or a person's doing; then a skip, with an alert."""
+        ti = context["ti"]
+        if isinstance(error, BadInput):
+            return AirflowSkipException(f"nothing to look at any more: {error}")
+        again = error.retry and ti.try_number <= ti.max_tries
+        if again or isinstance(error, Cancelled):
+            return error
+        why = f"no early look: {error}"
+        projection.alert("suspicious", "train", why, key=f"early/{self.folder}/failed", pipeline=self.pipeline)
+        return AirflowSkipException(f"{why} (the training goes on; the exam judges it)")
 
     def finish(self, job: Job, manifest: Manifest, context: Context) -> str:
         facts = manifest.facts
@@ -72,7 +86,8 @@ class EarlyOperator(JobOperator):
         if facts["verdict"] == "worse":
             training = training_folder(job.spec, job.inputs["dataset"])
             runs.refuse(run.folder(job.pipeline, context["run_id"]), told(facts))
-            if backends.named(backends.chosen()).stop(training, grace=GRACE):
+            # It may write its checkpoint: a person may raise the margin, and go on from it.
+            if backends.named(backends.chosen()).stop(training, grace=pods.grace(job)):
                 self.log.warning("stopped %s", training)
             projection.alert("suspicious", "train", told(facts), key=f"early/{job.output}", pipeline=job.pipeline)
         return super().finish(job, manifest, context)

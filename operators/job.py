@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kubernetes.client import V1Pod
 
 GRACE_BEFORE_RUN_ENDS = 60.0
-"""A job is stopped this long before its run's time is over: Airflow's own time-out would leave it running."""
+"""A job has ended this long before its run's time is over: Airflow's own time-out would leave it running."""
 
 POLL_SECONDS = {"local": 1.0, "kubernetes": 10.0}
 """How often a job is looked at: a file is cheap, an API server is shared."""
@@ -172,7 +172,8 @@ class JobOperator(KubernetesPodOperator):
         self.defer(
             trigger=JobTrigger(
                 job=job.uri, backend=backend.name, run_id=context["run_id"], heartbeat_timeout=self.heartbeat_timeout,
-                cursor=cursor, since=time.time(), deadline=deadline(job.spec, context), poll_seconds=self.poll_interval,
+                cursor=cursor, since=time.time(), deadline=deadline(job.spec, context) - pods.grace(job),
+                poll_seconds=self.poll_interval,
             ),
             method_name="conclude",
         )  # fmt: skip
@@ -184,7 +185,7 @@ class JobOperator(KubernetesPodOperator):
         if states.get(ti.run_id, {}).get(ti.task_id) == "running":
             self.log.info("the worker shuts down; the job goes on")
             return
-        backend.stop(job.output)
+        backend.stop(job.output, grace=pods.grace(job))
         raise Cancelled(f"{job.id}: its task was ended by hand, so the job was stopped")
 
 

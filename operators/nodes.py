@@ -1,5 +1,8 @@
 """Machines in quarantine: written down when a rank is slow there, and avoided by the pods of the next try.
 
+Avoided where that can be: a slow machine is better than none, so a pod may still come back to one (nothing else is
+free, or its operator has an affinity of its own). A job leaves each machine once; where it comes back, it stays.
+
 It ends by itself after a day, so that what was taken for a bad machine wrongly does not empty a cluster; a person ends
 it sooner by the query `release_node`. Nobody looks whether a machine is well again: the next training there does.
 
@@ -25,11 +28,16 @@ HOSTNAME = "kubernetes.io/hostname"
 
 
 def quarantine(name: str, reason: str, job: str) -> bool:
-    """Have a machine avoided from now on; False where there is no database to write it to, or it is away."""
+    """Have a machine avoided from now on; whether its job should leave it.
+
+    Not where there is no database to write it to, or it is away; nor a second time.
+    """
+    key = f"node/{name}/{job}"
     row = {"name": name, "reason": reason, "job": job, "hours": HOURS}
+    left = projection.configured() and projection.alerted(key)
     written = projection.configured() and projection.quarantine_node(**row)
-    projection.alert("suspicious", "node", f"{name}: {reason}", key=f"node/{name}/{job}", node=name)
-    return written
+    projection.alert("suspicious", "node", f"{name}: {reason}", key=key, node=name)
+    return written and not left
 
 
 def quarantined() -> list[str]:
@@ -47,11 +55,9 @@ def quarantined() -> list[str]:
 
 
 def elsewhere(names: list[str]) -> k8s.V1Affinity:
-    """What keeps a pod off these nodes."""
+    """What keeps a pod off these nodes, unless nothing else is free."""
     avoid = k8s.V1NodeSelectorRequirement(key=HOSTNAME, operator="NotIn", values=names)
-    terms = [k8s.V1NodeSelectorTerm(match_expressions=[avoid])]
+    preferred = k8s.V1PreferredSchedulingTerm(weight=100, preference=k8s.V1NodeSelectorTerm(match_expressions=[avoid]))
     return k8s.V1Affinity(
-        node_affinity=k8s.V1NodeAffinity(
-            required_during_scheduling_ignored_during_execution=k8s.V1NodeSelector(node_selector_terms=terms)
-        )
+        node_affinity=k8s.V1NodeAffinity(preferred_during_scheduling_ignored_during_execution=[preferred])
     )

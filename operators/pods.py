@@ -29,6 +29,9 @@ RACK = "topology.refit/rack"
 GPU = "nvidia.com/gpu"
 TRAINING = ("preflight", "trial", "smoke", "train", "early")
 
+STOP_SECONDS = 20
+"""How long a job without a checkpoint to write gets to end by itself."""
+
 SHARED_MEMORY = "16Gi"
 """/dev/shm of a training pod: the 64 MiB of a container are too few for NCCL and data loaders."""
 
@@ -39,6 +42,11 @@ SMALL = {"cpu": "1", "memory": "2Gi"}
 def image(stage: str) -> str:
     """The image of a stage. REFIT_IMAGES is a pattern, as in `registry.example/refit-{stage}:1.4`."""
     return os.environ.get("REFIT_IMAGES", "refit/{stage}:latest").format(stage=stage)
+
+
+def grace(job: Job) -> int:
+    """Seconds that a job gets between being told to end and being killed: the same that its trainer reckons with."""
+    return math.ceil(job.spec.train.checkpoint.grace_seconds) if job.kind in TRAINING else STOP_SECONDS
 
 
 def namespace() -> str:
@@ -88,7 +96,7 @@ def dress(operator: JobOperator, job: Job) -> None:
     # The last lines of a job that could not even write its events become the pod's own reason.
     operator.termination_message_policy = "FallbackToLogsOnError"
     if training:
-        operator.termination_grace_period = math.ceil(train.checkpoint.grace_seconds)  # to write its checkpoint
+        operator.termination_grace_period = grace(job)  # to write its checkpoint
         operator.volumes = [*operator.volumes, k8s.V1Volume(name="shm", empty_dir=k8s.V1EmptyDirVolumeSource(
             medium="Memory", size_limit=SHARED_MEMORY))]  # fmt: skip
         operator.volume_mounts = [*operator.volume_mounts, k8s.V1VolumeMount(name="shm", mount_path="/dev/shm")]

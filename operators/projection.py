@@ -78,6 +78,13 @@ def alert(level: str, source: str, message: str, *, key: str, pipeline: str | No
     return _quietly(lambda database: database.execute(query("raise_alert"), row))
 
 
+def alerted(key: str) -> bool:
+    """Whether an alert of this key was raised before; True as well where nobody can be asked."""
+    found: list[Any] = []
+    asked = _quietly(lambda database: found.extend(database.execute(query("alert_of"), {"key": key}).fetchall()))
+    return not asked or bool(found)
+
+
 def quarantine_node(**row: Any) -> bool:
     """Have a machine avoided from now on."""
     return _quietly(lambda database: database.execute(query("quarantine_node"), row))

@@ -17,7 +17,7 @@ from operators.retries import PREEMPTIONS
 from operators.triggers import CheckpointTrigger
 from refit import runs
 from refit.errors import GateRefused
-from refit.fingerprint import digest, training_fingerprint
+from refit.fingerprint import digest, layout, training_fingerprint
 from refit.job import EVENTS, Job
 from refit.manifest import Manifest
 from refit.progress import duration
@@ -71,7 +71,9 @@ class DeepSpeedOperator(JobOperator):
 
     def output_of(self, spec: Pipeline, context: Context) -> str:
         folder = training_folder(spec, self.inputs["dataset"], "" if self.kind == "train" else f"{self.kind}-")
-        return f"{folder}-{digest(context['run_id'])[:12]}" if self.kind in LOOKS_ANEW else folder
+        if self.kind == "train":
+            return folder
+        return f"{folder}-{digest(context['run_id'])[:12] if self.kind in LOOKS_ANEW else layout(spec.train)}"
 
     def execute(self, context: Context) -> str:
         if self._may_be_refused:

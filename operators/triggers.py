@@ -11,16 +11,15 @@ None for "not yet" or the event that ends the wait. All keep three rules:
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from operators import backends, nodes, projection
+from operators import backends, nodes, pods, projection
 from operators.backends import Phase
 from operators.controller import Controller
 from operators.errors import Hung, NodeSlow, TimedOut, describe
@@ -170,14 +169,14 @@ class JobTrigger(Watch):
 
     def _stop(self) -> None:
         job = self._document or Job.load(self.job)
-        backends.named(self.backend).stop(job.output)
+        backends.named(self.backend).stop(job.output, grace=pods.grace(job))
         projection.mark(job, "suspended", "stopped")
 
     def _last_sign(self, status: dict[str, Any] | None) -> float:
         return max(self.since, float((status or {}).get("heartbeat") or 0))
 
     def _hung(self, job: Job, silent: float) -> dict[str, Any]:
-        backends.named(self.backend).stop(job.output)
+        backends.named(self.backend).stop(job.output, grace=pods.grace(job))
         why = f"no sign of life for {duration(silent)}; stopped, to be started again from its last checkpoint"
         projection.mark(job, "retrying", why)
         return failed(Hung(f"{job.id}: {why}"))
@@ -199,26 +198,33 @@ class JobTrigger(Watch):
         if len(events) != count and not projection.project(job, self.run_id):
             events = events[:count]  # not written: again next time
         self._projected = (now, len(events))
-        slow = next((event for event in events[count:] if self._is_slow(event, job)), None)
-        return self._leave(job, slow) if slow else None
-
-    @staticmethod
-    def _is_slow(event: dict[str, Any], job: Job) -> bool:
-        """Whether an event of this try says that a rank has become slow."""
-        told = event.get("slow_rank")
-        return event.get("attempt") == job.attempt and isinstance(told, dict) and not told.get("over")
+        slow = [event for event in slow_now(events, job.attempt) if event in events[count:]]
+        return self._leave(job, slow[0]) if slow else None
 
     def _leave(self, job: Job, event: dict[str, Any]) -> dict[str, Any] | None:
         """Have the slow machine avoided; where the next try can go elsewhere, stop this one after a checkpoint."""
         backend = backends.named(self.backend)
         host, why = str(event["slow_rank"].get("host")), str(event["reason"])
         node = backend.node_of(job.output, host)
-        written = nodes.quarantine(node or host, why, job.id)
-        if node is None or not written:  # it would come back to where it is
+        should_leave = nodes.quarantine(node or host, why, job.id)
+        if node is None or not should_leave:  # it would come back to where it is, or has
             return None
-        backend.stop(job.output, grace=math.ceil(job.spec.train.checkpoint.grace_seconds))
+        backend.stop(job.output, grace=pods.grace(job))
         projection.mark(job, "retrying", why)
         return failed(NodeSlow(f"{job.id}: node {node}: {why}; it is avoided from now on, the job goes on elsewhere"))
+
+
+def slow_now(events: Iterable[dict[str, Any]], attempt: int) -> list[dict[str, Any]]:
+    """Of a try's events, those by which a rank is slow still: the last word on each counts.
+
+    A triggerer that restarts reads all of them again, also of a rank that has recovered since.
+    """
+    last: dict[Any, dict[str, Any]] = {}
+    for event in events:
+        told = event.get("slow_rank")
+        if event.get("attempt") == attempt and isinstance(told, dict):
+            last[told.get("rank")] = event
+    return [event for event in last.values() if not event["slow_rank"].get("over")]
 
 
 class CheckpointTrigger(Watch):

@@ -1,4 +1,4 @@
-"""A real PostgreSQL with Refit's tables. Imported only where it is asked for: not all tests run where it is."""
+"""A real PostgreSQL with Refit's tables, and an S3. Imported only where asked for: not all tests run where they are."""
 
 from __future__ import annotations
 
@@ -33,3 +33,24 @@ def database(postgres_server: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) 
     with psycopg.connect(database_url("refit", ports), autocommit=True) as connection:
         connection.execute("TRUNCATE jobs, job_events, evaluations, runs, alerts, quarantines, nodes CASCADE")
         yield connection
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """An S3 of our own: moto's server, which has the conditional writes that the store's fences rest on."""
+    server_module = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket="refit")
+        yield "s3://refit"
+    server.stop()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kubernetes.client import BatchV1Api, CoreV1Api, V1ContainerStatus, V1Pod
 
 GONE_SECONDS = 180.0
-"""How long a deleted pod may take to be gone: its grace period, and some."""
+"""How long a deleted pod may take to be gone after its grace period."""
 
 STUCK_SECONDS = 600.0
 """How long a pod may wait for an image or for room on a node before that counts as a failure."""
@@ -182,7 +182,10 @@ class KubernetesBackend(Backend):
                 if error.status not in (403, 404):
                     raise _typed(error) from error
         deadline = time.monotonic() + GONE_SECONDS
-        while self._pods(output):
+        while found := self._pods(output):
+            if grace is None:  # somebody else's deletion: as long as it allowed
+                grace = max(pod.metadata.deletion_grace_period_seconds or 0 for pod in found)
+                deadline += grace
             if time.monotonic() > deadline:
                 raise NodeLost(f"pod {name} does not go away; its node may be unreachable")
             time.sleep(0.5)

@@ -45,6 +45,10 @@ VALUES (%(id)s, %(pipeline)s, %(team)s, %(outcome)s, %(why)s, %(started_at)s, %(
 ON CONFLICT (id) DO UPDATE SET
     outcome = excluded.outcome, why = excluded.why, ended_at = excluded.ended_at, facts = excluded.facts;
 
+-- name: alert_of
+-- The alert of an occasion, if there was one.
+SELECT id FROM alerts WHERE key = %(key)s;
+
 -- name: raise_alert
 -- The same thing is said once: `key` names the occasion.
 INSERT INTO alerts (level, source, pipeline, message, details, key)

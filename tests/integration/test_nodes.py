@@ -101,6 +101,21 @@ def test_a_job_on_a_slow_node_is_stopped_and_goes_on_elsewhere(
     assert nodes.quarantined() == ["node-7"]
 
 
+def test_a_job_that_comes_back_to_a_slow_node_stays_there(
+    database: psycopg.Connection[Any], job: Job, tmp_path: Path, watched: Callable[..., tuple[Any, Cluster]]
+) -> None:
+    """One node, or all of them in quarantine: it would be stopped until its failures are used up."""
+    slow(job, tmp_path, "pod-1")
+    event, cluster = watched(pod_1="node-7")
+    assert (restore(event).retry, cluster.stopped) == (True, [job.output])
+    slow(job, tmp_path, "pod-1")
+    event, cluster = watched(pod_1="node-7")
+    assert (event, cluster.stopped, nodes.quarantined()) == (None, [], ["node-7"])
+    slow(job, tmp_path, "pod-1")
+    event, cluster = watched(pod_1="node-8")
+    assert (restore(event).retry, cluster.stopped) == (True, [job.output]), "another one it leaves"
+
+
 def test_a_machine_that_is_the_only_one_is_marked_and_its_job_goes_on(
     database: psycopg.Connection[Any], job: Job, tmp_path: Path, watched: Callable[..., tuple[Any, Cluster]]
 ) -> None:
@@ -115,6 +130,7 @@ def test_what_an_earlier_try_found_or_is_over_moves_nobody(
     database: psycopg.Connection[Any], job: Job, tmp_path: Path, watched: Callable[..., tuple[Any, Cluster]]
 ) -> None:
     slow(job.model_copy(update={"attempt": 1}), tmp_path, "pod-1")
+    slow(job, tmp_path, "pod-1")
     slow(job, tmp_path, "pod-1", over=True)
     event, cluster = watched(pod_1="node-7")
     assert (event, cluster.stopped, nodes.quarantined()) == (None, [], [])

@@ -104,9 +104,9 @@ def _installed(folder: Path) -> Path:
 class TaskInstance:
     """What an operator asks of Airflow's task instance."""
 
-    def __init__(self, task_id: str = "task", state: str = "running", try_number: int = 1) -> None:
+    def __init__(self, task_id: str = "task", state: str = "running", try_number: int = 1, max_tries: int = 3) -> None:
         self.dag_id, self.task_id, self.run_id, self.map_index = "retrain_line", task_id, "manual__1", -1
-        self.try_number = try_number
+        self.try_number, self.max_tries = try_number, max_tries
         self.state = state
 
     def get_task_states(self, **_: Any) -> dict[str, dict[str, str]]:

@@ -104,15 +104,18 @@ def test_a_pod_is_as_it_was_agreed(
 def test_a_training_keeps_away_from_nodes_in_quarantine(
     place: str, spec: Pipeline, context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which ones they are is Postgres' to say (tests/integration/test_nodes.py)."""
+    """Which ones they are is Postgres' to say (tests/integration/test_nodes.py).
+
+    Where they are all there is, it takes one of them: a rule that must hold would leave it pending for good.
+    """
     monkeypatch.setattr(nodes, "quarantined", lambda: ["node-3", "node-7"])
     rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-3", "node-7"]}
-    wanted = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    wanted = [{"weight": 100, "preference": {"matchExpressions": [rule]}}]
     for make, holder in ((train, "pod"), (train_on_four_nodes, "job")):
         found = document(make(place, spec), context)[holder]
         pod = found if holder == "pod" else found["spec"]["template"]
         affinity = pod["spec"]["affinity"]["nodeAffinity"]
-        assert affinity == {"requiredDuringSchedulingIgnoredDuringExecution": wanted}
+        assert affinity == {"preferredDuringSchedulingIgnoredDuringExecution": wanted}
     assert not document(prepare(place, spec), context)["pod"]["spec"]["affinity"], "what waits for nobody may go there"
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
-from operators import run
+from operators import projection, run
 from operators.backends.local import LocalBackend
 from operators.early import EarlyOperator
 from operators.job import JobOperator
 from operators.training import DeepSpeedOperator
 from refit import runs
-from refit.errors import GateRefused
+from refit.errors import GateRefused, Infrastructure
 from refit.job import read_events
 from refit.manifest import Manifest
 from refit.spec import Pipeline
@@ -79,6 +79,23 @@ def test_another_run_has_a_trial_of_its_own_and_shares_the_plan(
     assert finished(stage("trial"), other, fire) != trial
 
 
+@pytest.mark.parametrize("kind", ["plan", "smoke"])
+def test_a_plan_or_smoke_run_of_another_layout_is_no_answer(
+    stage: Callable[..., Any], context: dict[str, Any], spec: Pipeline, kind: str
+) -> None:
+    """Planned for 8 ranks and trained on 2: preflight would look for the memory of the 8."""
+
+    def folder(**changes: Any) -> str:
+        operator = stage(kind)
+        train = spec.train.model_copy(update=changes)
+        return str(operator.output_of(spec.model_copy(update={"train": train}), context))
+
+    stage(kind).build_job(context)
+    others = [{"ranks": 8}, {"engine": "deepspeed"}, {"offload": "optimizer"}, {"tensor_parallel": 2}, {"nodes": 2}]
+    assert len({folder(), *(folder(**changes) for changes in others)}) == 1 + len(others)
+    assert folder(queue="other", max_restarts=9) == folder()
+
+
 def test_a_trial_is_told_where_the_plan_lies(stage: Callable[..., Any], context: dict[str, Any], fire: Fire) -> None:
     plan = finished(stage("plan"), context, fire)
     job = stage("trial", plan=plan).build_job(context)
@@ -118,6 +135,27 @@ def test_a_training_that_does_well_goes_on(
     finished(stage("early", checkpoint=checkpoint, options=look("fine")), context, fire)
     (tmp_path / "go").touch()
     assert stage("train").conclude(context, fire(wait.trigger)).endswith("manifest.json")
+
+
+def test_a_look_that_fails_is_tried_again_and_then_skipped_with_an_alert_so_that_a_good_run_stays_green(
+    stage: Callable[..., Any], context: dict[str, Any], fire: Fire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a leaf of the run; what the training and the gate say is the run's outcome."""
+    alerts: list[str] = []
+    monkeypatch.setattr(projection, "alert", lambda _level, _source, why, **_more: alerts.append(why))
+
+    def look_at(step: int, error: str) -> None:
+        checkpoint = f"file:///o/checkpoints/step-{step}"
+        finished(stage("early", ("raise", error), checkpoint=checkpoint), context, fire)
+
+    with pytest.raises(Infrastructure):
+        look_at(1, "NodeLost")
+    assert alerts == []
+    context["ti"].try_number = context["ti"].max_tries + 1
+    for step, error in enumerate(("NodeLost", "PreflightRefused", "Diverged"), start=2):
+        with pytest.raises(AirflowSkipException, match=f"no early look: .*as told: {error}"):
+            look_at(step, error)
+    assert len(alerts) == 3
 
 
 def test_where_there_is_nothing_to_look_at_any_more_the_look_is_skipped(

@@ -20,7 +20,7 @@ from operators.controller import Controller, Refused
 from operators.errors import RolledBack, restore
 from operators.rollout import RolloutStepOperator
 from operators.serving import VllmOperator
-from operators.triggers import CheckpointTrigger, RolloutTrigger, ServerTrigger
+from operators.triggers import CheckpointTrigger, RolloutTrigger, ServerTrigger, slow_now
 from refit import runs
 from refit.errors import BadInput, ServerUnavailable
 from refit.manifest import Manifest
@@ -327,3 +327,19 @@ def test_no_release_is_not_the_champion_s_fault(house: House, spec_uri: str) -> 
     house.says("GET /v1/pipelines/line", {"champion": None})
     with pytest.raises(BadInput, match="no champion"):
         run.name_champion(spec_uri)
+
+
+# ------------------------------------------------------------------------------------------------------- slow ranks
+
+
+def test_the_last_word_on_each_rank_of_this_try_says_whether_it_is_slow() -> None:
+    """A triggerer that restarts reads all of them again, also of a rank that has recovered since."""
+
+    def told(sequence: int, rank: int, *, over: bool = False, attempt: int = 2) -> dict[str, Any]:
+        return {"sequence": sequence, "attempt": attempt, "slow_rank": {"rank": rank, "over": over}}
+
+    events = [
+        told(1, 3, attempt=1), {"sequence": 2, "attempt": 2, "state": "running"}, told(3, 0), told(4, 1), told(5, 2),
+        told(6, 0, over=True), told(7, 1, over=True), told(8, 1),
+    ]  # fmt: skip
+    assert [event["sequence"] for event in slow_now(events, 2)] == [8, 5]

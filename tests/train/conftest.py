@@ -1,7 +1,7 @@
 """The training stage's tests run where torch is: `.venv-compute/bin/python -m pytest tests/train`.
 
 `make test` calls them there. In the control venv only what needs hypothesis or moto is collected, which are only there:
-test_recipes.py, test_soak_states.py and test_checkpoint_stores.py need no torch.
+none of it needs torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 if importlib.util.find_spec("torch") is None:
     here = Path(__file__).parent
-    driven = {"test_checkpoint_stores.py", "test_recipes.py", "test_soak_states.py"}
+    driven = {"test_checkpoint_stores.py", "test_recipes.py", "test_soak_states.py", "test_zombies.py"}
     collect_ignore = [path.name for path in here.glob("test_*.py") if path.name not in driven]
     sys.path.append(str(here.parents[1] / "images" / "train"))  # the trainer is not installed there
 

@@ -45,12 +45,15 @@ def test_an_answer_counts_for_the_same_training_tried_in_the_same_way_on_the_sam
     others = [
         tried.name("smoke", recipe, "g"),
         tried.name("overfit", recipe, "f"),
-        tried.name("smoke", recipe.model_copy(update={"ranks": 2}), "f"),
+        *(
+            tried.name("smoke", recipe.model_copy(update={field: value}), "f")
+            for field, value in (("ranks", 2), ("engine", "deepspeed"), ("offload", "all"), ("tensor_parallel", 2))
+        ),
         tried.name("smoke", recipe.model_copy(update={"smoke_steps": 5}), "f"),
     ]
     monkeypatch.setattr(tried, "processor", lambda: "another processor")
     others.append(tried.name("smoke", recipe, "f"))
-    assert len({name, *others}) == 6
+    assert len({name, *others}) == 9
 
 
 @pytest.mark.integration

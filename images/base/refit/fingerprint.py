@@ -67,6 +67,16 @@ def training_fingerprint(train: BaseModel, *, dataset: str, base: str) -> str:
     return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base})
 
 
+def layout(train: BaseModel) -> str:
+    """How a training's work is shared out and saved (ranks, offload, engine, …), as 12 hex characters.
+
+    The training's own name leaves it out, for it changes nothing of what comes out; what was planned or tried with one
+    layout says nothing of another.
+    """
+    names = set(getattr(train, "not_in_fingerprint", ())) - set(getattr(train, "not_in_layout", ()))
+    return digest(train.model_dump(mode="json", include=names))[:12]
+
+
 def evaluation_fingerprint(evaluate: BaseModel, *, dataset: str, release: str) -> str:
     """The name of an evaluation: one release's answers to one exam. `dataset` is a content digest, `release` an id.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -84,13 +85,17 @@ def describe(folder: Path, exclude: frozenset[str] = frozenset()) -> tuple[File,
     return tuple(found)
 
 
-def damage(folder: Path, manifest: Manifest, *, hashes: bool = True) -> list[str]:
+def damage(
+    folder: Path, manifest: Manifest, *, hashes: bool = True, heard: Callable[[], None] = lambda: None
+) -> list[str]:
     """What differs between a folder and its manifest, in words; empty when it is whole.
 
-    `hashes=False` looks at names and sizes only: cheap, and blind to flipped bits.
+    `hashes=False` looks at names and sizes only: cheap, and blind to flipped bits. `heard` is called before each file:
+    hashing a large model takes minutes.
     """
     wrong = []
     for file in manifest.files:
+        heard()
         path = folder / file.path
         if not path.is_file():
             wrong.append(f"{file.path} is missing")

@@ -60,7 +60,7 @@ def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
         return _plan_for(elsewhere, arguments) if elsewhere else _plan_only(arguments)
     if not arguments.data or not (arguments.output or arguments.store):
         return _plan_only(arguments)
-    made = work.job_of("plan", arguments, "training/{pipeline}/plan-{fingerprint}")
+    made = work.job_of("plan", arguments, "training/{pipeline}/plan-{fingerprint}-{layout}")
     return job.report(job.run(made, HANDLERS["plan"]), made.output)
 
 

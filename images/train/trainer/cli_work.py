@@ -8,6 +8,7 @@ from pathlib import Path
 
 from refit import cli
 from refit.errors import BadInput
+from refit.fingerprint import layout
 from refit.job import EVENTS, Job, read_events
 from refit.spec import Pipeline
 from refit.store import join, store_for
@@ -44,7 +45,7 @@ def job_of(kind: str, arguments: argparse.Namespace, folder: str) -> Job:
     dataset = uri(folder_of(arguments.data))
     fingerprint = name_of(spec.train, dataset, spec.train.base)
     name = folder.format(
-        pipeline=spec.name, fingerprint=fingerprint,
+        pipeline=spec.name, fingerprint=fingerprint, layout=layout(spec.train),
         tried=f"{kind}-{tried.name(kind, spec.train, fingerprint)}" if kind in (tried.OVERFIT, tried.SMOKE) else "",
     )  # fmt: skip
     if arguments.output:

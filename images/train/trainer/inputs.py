@@ -12,7 +12,7 @@ from refit.job import Job
 from refit.manifest import MANIFEST, Manifest, damage
 from refit.packed import Packed
 from refit.spec import Train
-from refit.store import store_for
+from refit.store import Heard, store_for, unheard
 
 READ = ("train.", "validation.")
 """What a training reads of a dataset begins so."""
@@ -29,8 +29,8 @@ class Inputs:
     fingerprint: str
 
 
-def locate(job: Job) -> Inputs:
-    """Stage both inputs and check that they fit together.
+def locate(job: Job, heard: Heard = unheard) -> Inputs:
+    """Stage both inputs and check that they fit together; `heard` is told now and then that it goes on.
 
     Raises:
         BadInput: one is missing, damaged or of another kind, or the dataset was made with another tokenizer.
@@ -38,8 +38,8 @@ def locate(job: Job) -> Inputs:
     train = job.spec.train
     supported(train)
     dataset_uri, base_uri = folder_of(job.inputs.get("dataset", "")), job.inputs.get("base") or train.base
-    dataset, dataset_manifest = _stage(dataset_uri, "dataset")
-    base, base_manifest = _stage(base_uri, "model")
+    dataset, dataset_manifest = _stage(dataset_uri, "dataset", heard)
+    base, base_manifest = _stage(base_uri, "model", heard)
     split = train_split(dataset, train)
     if train.validation.every_steps:
         validation_split(dataset, train)
@@ -128,14 +128,14 @@ def supported(train: Train) -> None:
         )
 
 
-def _stage(uri: str, kind: str) -> tuple[Path, Manifest]:
+def _stage(uri: str, kind: str, heard: Heard) -> tuple[Path, Manifest]:
     manifest = _manifest(uri, kind)
-    folder = store_for(uri).local(uri)
+    folder = store_for(uri).local(uri, heard)
     # What is trained on is what its name says: a flipped bit here would be a wrong model with a right fingerprint.
     used = manifest
     if kind == "dataset":
         used = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path.startswith(READ))})
-    wrong = damage(folder, used)
+    wrong = damage(folder, used, heard=heard)
     if wrong:
         raise BadInput(f"{uri}: the {kind} is damaged: {'; '.join(wrong[:3])}. Make it again.")
     return folder, manifest

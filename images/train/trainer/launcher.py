@@ -17,15 +17,20 @@ from typing import Any, Literal
 from refit import files, log
 from refit.errors import (
     BY_EXIT_CODE,
+    Diverged,
     Infrastructure,
     NodeLost,
+    Occupied,
     Preempted,
     PreflightRefused,
+    RefitError,
+    StoreUnavailable,
     from_exit_code,
 )
 from refit.job import JobRun
 from refit.states import State
-from trainer import checkpoints, grace, metrics, prometheus, tried
+from trainer import checkpoints, grace, metrics, prometheus, tried, writer
+from trainer import scene as scenes
 from trainer.checkpoints import Checkpoint
 from trainer.idle import Idle, Idleness
 from trainer.inputs import Inputs
@@ -82,6 +87,7 @@ class Launcher:
         """Launch until the ranks have finished; returns what rank 0 made of it.
 
         Raises:
+            Occupied: another trainer has taken the output over. From then on nothing is written there.
             Preempted: we were told to stop; the ranks wrote a checkpoint, or had taken no step.
             NodeLost: ranks were lost more often than the spec allows.
             RefitError: a rank gave up with a reason; it is raised as its own kind.
@@ -90,10 +96,13 @@ class Launcher:
             for launch in range(1, self._train.max_restarts + 2):
                 try:
                     return self._launch(launch)
-                except Infrastructure as error:
-                    if self._stop:
-                        raise  # no launch more: there is no time for one
-                    if self._phase == tried.LOOK:  # it was told; the kernel kills for memory without a word
+                except RefitError as error:
+                    self._leave_if_taken_over(error)
+                    if isinstance(error, Diverged):
+                        self._upload_scene()
+                    if self._stop or isinstance(error, Occupied) or not isinstance(error, Infrastructure):
+                        raise  # no launch more: there is no time for one, or it would end alike
+                    if self._phase == tried.LOOK and isinstance(error, NodeLost):  # for memory it is killed wordlessly
                         raise PreflightRefused(tried.blind(self._train, str(error))) from error
                     if launch > self._train.max_restarts:
                         raise NodeLost(f"{error}\nThe ranks were lost {launch} times; train.max_restarts allows "
@@ -103,6 +112,7 @@ class Launcher:
         raise AssertionError("the last launch returns or raises")
 
     def _launch(self, launch: int) -> dict[str, Any]:
+        self._phase = None
         task = self._task()
         log.event("launch", mode=self._mode, ranks=task.ranks, resumed_from=self.resumed_from, dtype=task.dtype)
         began, self._idleness = time.monotonic(), Idleness()
@@ -130,8 +140,28 @@ class Launcher:
                 if limit is not None and time.monotonic() - began > 60 * limit:
                     raise PreflightRefused(tried.too_slow(self._mode, self._train, limit))
 
+    def _leave_if_taken_over(self, error: RefitError) -> None:
+        """Have a zombie say nothing: what it would tell of its end would lie over its successor's words."""
+        try:
+            self._check_token()
+        except StoreUnavailable:
+            return  # nobody can say; what the launch died of is what counts
+        except Occupied as taken:
+            raise taken from error
+
+    def _check_token(self) -> None:
+        if not writer.holds(self._run.job.output, self._token):
+            raise Occupied(f"{self._run.job.output}: another trainer has taken over; this one leaves it alone.")
+
+    def _upload_scene(self, step: int | None = None) -> None:
+        try:
+            scenes.upload(self._run.folder, self._run.job.output, step)
+        except StoreUnavailable as error:  # a scene more or less changes nothing of how the training goes on or ends
+            log.event("scene_not_uploaded", step=step, why=str(error))
+
     def _task(self) -> Task:
         output = self._run.job.output
+        self._check_token()  # a zombie would take away its successor's drafts, and the records of its steps
         checkpoints.clear_drafts(output)
         found = self._found(output)
         self.resumed_from = found.step if found else None
@@ -157,7 +187,10 @@ class Launcher:
             return checkpoints.found(output, self._train.checkpoint.copy_to, self._inputs.fingerprint)
         if self._scene is None or self._scene.checkpoint is None:
             return None
-        return checkpoints.verify(checkpoints.address(str(self._run.job.options["of"]), self._scene.checkpoint))
+        return checkpoints.of_step(
+            str(self._run.job.options["of"]), self._train.checkpoint.copy_to, self._inputs.fingerprint,
+            self._scene.checkpoint,
+        )  # fmt: skip
 
     def _listen(self, ranks: Ranks, timeout: float) -> dict[str, Any] | None:
         """Take in what the ranks say; rank 0's result, when it is there."""
@@ -177,6 +210,8 @@ class Launcher:
             elif kind == "step":
                 self.last = message
                 self._recent.append((message["tokens"], message["seconds"]))
+                if message.get("skipped"):
+                    self._upload_scene(message["step"])
                 if "validation_loss" in message:
                     log.event("validation", step=message["step"], loss=message["validation_loss"])
             elif kind == "phase":
@@ -225,6 +260,7 @@ class Launcher:
         if now - self._shown < self._train.heartbeat_seconds:
             return
         self._shown = now
+        self._check_token()
         step = int(self.last.get("step", self.resumed_from or 0))
         more: dict[str, Any] = {"seconds_left": None, "resumed_from": self.resumed_from}
         if self._recent:

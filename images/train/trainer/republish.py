@@ -18,7 +18,7 @@ from typing import Any
 from refit import log
 from refit.errors import BadInput, NodeLost, from_exit_code
 from refit.job import JOB, Job, read_events
-from refit.store import FileStore, join, store_for
+from refit.store import FileStore, Heard, join, store_for, unheard
 from trainer import card, checkpoints
 from trainer.checkpoints import Checkpoint
 from trainer.export import ADAPTER, MODEL
@@ -135,10 +135,14 @@ def task_of(job: Job, inputs: Inputs, found: Checkpoint, folder: Path, mode: Mod
     )  # fmt: skip
 
 
-def launch(task: Task) -> dict[str, Any]:
-    """Rank 0's result. One launch: an export that fails loses nothing and is called again by whoever wants it."""
+def launch(task: Task, heard: Heard = unheard) -> dict[str, Any]:
+    """Rank 0's result. One launch: an export that fails loses nothing and is called again by whoever wants it.
+
+    `heard` is told, while none of the ranks has been silent for too long, that work goes on.
+    """
     with Ranks(task) as ranks:
         while True:
+            heard()
             if (result := _listen(ranks, POLL_SECONDS)) is not None:
                 return result
             if (hung := ranks.hung()) is not None:

@@ -4,7 +4,9 @@ scene.json   the step, why it was given up, its packs, loss and learning rate, t
              the gradient layer by layer
 scene.npz    tokens, segments and mask of its packs, as the dataset has them
 
-A step that was skipped (`train.skip`) leaves the same as scenes/step-N.json and .npz; the newest few are kept.
+A step that was skipped (`train.skip`) leaves the same as scenes/step-N.json and .npz; the newest few are kept. Rank 0
+writes all of them on its machine; where the output is elsewhere, the launcher uploads them, and there all are kept, at
+most `train.skip.budget`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 from refit import files
 from refit.errors import BadInput
 from refit.packed import Packed
-from refit.store import join, store_for
+from refit.store import FileStore, join, store_for
 
 SCENE = "scene.json"
 SKIPPED = "scenes"
@@ -64,13 +66,32 @@ def keep_skipped(folder: Path, facts: Mapping[str, Any], packs: Iterable[int], s
         old.with_suffix(".npz").unlink(missing_ok=True)
 
 
+def upload(folder: Path, output: str, step: int | None = None) -> None:
+    """Where the output is not this folder itself, put there what is kept of the last step, or of one that was skipped.
+
+    Raises:
+        StoreUnavailable: it does not answer.
+    """
+    store, name = store_for(output), _name(step)
+    if isinstance(store, FileStore):
+        return
+    for suffix in (".npz", ".json"):  # the latter is what says that there is a scene
+        if (kept := folder / f"{name}{suffix}").is_file():
+            store.write(join(output, kept.relative_to(folder).as_posix()), kept.read_bytes())
+
+
+def _name(step: int | None) -> str:
+    """A scene's files below the output, without their endings."""
+    return Path(SCENE).stem if step is None else f"{SKIPPED}/step-{step}"
+
+
 def read(output: str, step: int | None = None) -> Scene:
     """The scene of the step that ended a training, or of one that it skipped.
 
     Raises:
         BadInput: it has none.
     """
-    name = SCENE if step is None else f"{SKIPPED}/step-{step}.json"
+    name = f"{_name(step)}.json"
     place = join(output, name)
     store = store_for(place)
     if not store.exists(place):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import time
 from typing import Any
 
 from refit import log
@@ -11,7 +13,7 @@ from refit.errors import BadInput
 from refit.job import Handler, JobRun, read_events
 from refit.manifest import Manifest
 from refit.states import State
-from refit.store import join, store_for
+from refit.store import Heard, join, store_for
 from trainer import checkpoints, metrics, tried, writer
 from trainer import scene as scenes
 from trainer.inputs import Inputs, locate
@@ -28,7 +30,7 @@ def plan(run: JobRun) -> Manifest:
     """Say what the training will take, before anything is started."""
     from trainer import plan as planning  # transformers, for the shapes; a resume does not need it
 
-    inputs = locate(run.job)
+    inputs = _locate(run)
     measured = tried.known(tried.SMOKE, run.job, inputs.fingerprint)
     made = planning.make(run.spec.train, inputs.base, Packs.of(inputs.dataset, run.spec.train), smoke=measured)
     planning.show(made)
@@ -38,7 +40,7 @@ def plan(run: JobRun) -> Manifest:
 
 def preflight(run: JobRun) -> Manifest:
     """Is every rank's place fit for the training?"""
-    inputs = locate(run.job)
+    inputs = _locate(run)
     return _manifest("preflight", inputs, facts=_look(run, inputs))
 
 
@@ -58,7 +60,7 @@ def trial(run: JobRun) -> Manifest:
     Preflight looks each time. The other two are answered from the store where they are known; what is not is tried by
     one set of ranks, and kept for the next time.
     """
-    inputs = locate(run.job)
+    inputs = _locate(run)
     looked = _look(run, inputs)
     run.event(State.RUNNING, f"preflight: {len(looked['ranks'])} rank(s) fit, {len(looked['checks'])} checks")
     wanted = tried.parts(run.spec.train)
@@ -88,7 +90,7 @@ def _look(run: JobRun, inputs: Inputs) -> dict[str, Any]:
 
 
 def _one_part(run: JobRun, part: str) -> Manifest:
-    inputs = locate(run.job)
+    inputs = _locate(run)
     return _manifest(part, inputs, facts=_try(run, inputs, (part,))[part])
 
 
@@ -107,7 +109,7 @@ def _try(run: JobRun, inputs: Inputs, parts: tuple[str, ...]) -> dict[str, dict[
 
 def train(run: JobRun) -> Manifest:
     """Train to the end, from wherever an earlier attempt came to, and publish the model."""
-    inputs = locate(run.job)
+    inputs = _locate(run)
     with writer.sole(run.folder, run.job.output) as token:
         launcher = Launcher(run, inputs, mode="train", dtype=arithmetic(run.spec.train), token=token)
         result = launcher.supervise()
@@ -142,10 +144,12 @@ def early(run: JobRun) -> Manifest:
     """
     from trainer.republish import launch, task_of
 
-    inputs, found = locate(run.job), checkpoints.verify(str(run.job.options.get("checkpoint")))
+    inputs, beat = _locate(run), _beats(run, "early")
+    beat()  # hashing a large checkpoint takes its time, from here
+    found = checkpoints.verify(str(run.job.options.get("checkpoint")))
     if inputs.fingerprint != found.manifest.fingerprint:
         raise BadInput(f"{found.uri}: of training {found.manifest.fingerprint}, this one is {inputs.fingerprint}.")
-    facts = launch(task_of(run.job, inputs, found, run.folder, "early"))
+    facts = launch(task_of(run.job, inputs, found, run.folder, "early"), beat)
     return _manifest("early", inputs, facts={"step": found.step, "checkpoint": found.uri, **facts})
 
 
@@ -156,7 +160,7 @@ def replay(run: JobRun) -> Manifest:
         BadInput: that training gave no step up.
     """
     output = str(run.job.options["of"])
-    scene, inputs = scenes.read(output, run.job.options.get("step")), locate(run.job)
+    scene, inputs = scenes.read(output, run.job.options.get("step")), _locate(run)
     with writer.sole(run.folder, run.job.output) as token:
         launcher = Launcher(run, inputs, mode="replay", dtype=arithmetic(run.spec.train), token=token, scene=scene)
         found = launcher.supervise()
@@ -164,6 +168,23 @@ def replay(run: JobRun) -> Manifest:
     first = launcher.resumed_from or 0
     exact = found.pop("losses") == [before.get(step) for step in range(first + 1, scene.step)]
     return _manifest("replay", inputs, facts={"step": scene.step, "why": scene.why, "exact": exact, **found})
+
+
+def _locate(run: JobRun) -> Inputs:
+    return locate(run.job, _beats(run, "inputs"))
+
+
+def _beats(run: JobRun, phase: str) -> Heard:
+    """Signs of life, no more often than the spec says, from what has no progress of its own to tell."""
+    last = -math.inf
+
+    def beat() -> None:
+        nonlocal last
+        if time.monotonic() - last >= run.spec.train.heartbeat_seconds:
+            last = time.monotonic()
+            run.progress(phase, 0, 1)
+
+    return beat
 
 
 def _last_loss(records: list[dict[str, Any]]) -> float | None:

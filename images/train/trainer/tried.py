@@ -1,7 +1,8 @@
 """What is tried before a training, how long that may take, and what was found out before.
 
-An answer counts for the same training, tried in the same way by the same software on the same kind of machine; then it
-is named so, and found again. What changes from hour to hour is preflight's, which is never answered from here.
+An answer counts for the same training, shared out and tried in the same way by the same software on the same kind of
+machine; then it is named so, and found again. What changes from hour to hour is preflight's, which is never answered
+from here.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def name(part: str, train: Train, training: str) -> str:
     how = {OVERFIT: train.overfit, SMOKE: {"steps": train.smoke_steps, "validation": train.validation}}[part]
     here = {
         "processor": processor(), "cores": cores(), "dtype": arithmetic(train), "versions": versions(),
-        "ranks": train.ranks, "nodes": train.nodes, "gpus": train.gpus_per_node,
+        "layout": fingerprint.layout(train),
     }  # fmt: skip
     return fingerprint.digest({"training": training, "part": part, "how": how, "here": here})[:32]
 

@@ -2,7 +2,8 @@
 
 The lock (flock) is the kernel's: it is gone the moment the launcher is, however it ended. The token is for what a lock
 cannot see, a rank that outlived its launcher or a machine that was thought dead: rank 0 looks at it before every commit
-of a checkpoint, and one that finds another's token there stops.
+of a checkpoint, the launcher before every launch and with every heartbeat, and one that finds another's token there
+stops (`Occupied`: it is not launched again, and writes no event).
 
 Known limit: on S3 there is no lock, only the token, and the look and the commit are two calls.
 """
@@ -56,8 +57,12 @@ def sole(folder: Path, output: str) -> Iterator[str]:
 
 
 def holds(output: str, token: str) -> bool:
-    """Whether a token is still the output's."""
-    return bool(json.loads(store_for(output).read(join(output, TOKEN)))["token"] == token)
+    """Whether a token is still the output's; an output that was taken away is nobody's."""
+    try:
+        found = json.loads(store_for(output).read(join(output, TOKEN)))
+    except FileNotFoundError:
+        return False
+    return bool(found["token"] == token)
 
 
 def _lock(descriptor: int, output: str) -> None:

@@ -148,6 +148,19 @@ class Train(Spec):
             "peak_flops",
         }
     )
+    # Of those, what a plan and a smoke run do not depend on either, or have in their names apart.
+    not_in_layout: ClassVar[frozenset[str]] = frozenset(
+        {
+            "queue",
+            "overfit",
+            "early",
+            "smoke_steps",
+            "smoke_minutes",
+            "heartbeat_seconds",
+            "hang_seconds",
+            "max_restarts",
+        }
+    )
     # These came later: at their defaults they are left out of the fingerprint, so that what was trained before them,
     # and what is under way, keeps its name.
     came_later: ClassVar[frozenset[str]] = frozenset({"objective", "preference", "skip"})
