@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.base.conftest import s3
 
 from refit.errors import BadInput, StoreUnavailable
 from refit.manifest import Manifest
 from refit.store import cache_folder, join, store_for
 from refit.store_s3 import S3Store
 from trainer import checkpoints
-
-__all__ = ["s3"]
 
 TRAINING = "f" * 32
 
