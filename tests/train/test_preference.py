@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tickets
 import torch
+import yaml
 from conftest import House
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -85,7 +86,17 @@ def commit(uri: str, base: Path, weights: tuple[int, ...] = (WHOLE,)) -> str:
 @pytest.fixture(scope="module")
 def pairs(house: House, base: Path) -> House:
     """The house with a dataset of pairs instead of tickets."""
-    return House(house.root, house.spec, house.base, commit(house.uri("preference/data"), base))
+    return House(house.root, of_format(house, "preference"), house.base, commit(house.uri("preference/data"), base))
+
+
+def of_format(house: House, format: str) -> Path:
+    """The house's spec, its source being of a format, of which nothing is held out."""
+    spec = yaml.safe_load(house.spec.read_text())
+    spec["data"]["sources"][0]["format"] = format
+    spec["data"]["split"] = {"heldout": 0}
+    path = house.root / f"tickets-{format}.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    return path
 
 
 def objective(base: Path, name: str = "dpo", **more: Any) -> PreferenceObjective:
@@ -351,7 +362,7 @@ def test_pretraining_learns_every_token_of_texts(house: House, base: Path) -> No
             vocabulary=file_digest(base / "tokenizer.json"), vocabulary_size=int(tokens.max()) + 1,
         )  # fmt: skip
         draft.commit(Manifest(kind="dataset", fingerprint="texts"))
-    plain = House(house.root, house.spec, house.base, uri)
+    plain = House(house.root, of_format(house, "text"), house.base, uri)
     plain.train("preference/pretrain", sets=("train.objective=pretrain", "train.max_steps=6"))
     records = plain.metrics("preference/pretrain")
     assert records[-1]["loss"] < records[0]["loss"]
