@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -78,6 +79,14 @@ class House:
     def losses(self, output: str) -> list[tuple[int, float, float]]:
         """Step, loss and gradient norm of every record."""
         return [(record["step"], record["loss"], record["grad_norm"]) for record in self.metrics(output)]
+
+    def back_to(self, output: str, step: int) -> None:
+        """As a kill after the checkpoint of that step leaves a training."""
+        folder = self.root / output
+        (folder / "manifest.json").unlink()
+        for path in (folder / "checkpoints").glob("step-*"):
+            if int(path.name.partition("-")[2]) > step:
+                shutil.rmtree(path)
 
 
 def call(argv: list[str]) -> tuple[int, dict[str, Any], str]:

@@ -31,15 +31,6 @@ RECIPES = {
 }
 
 
-def back_to(house: House, output: str, step: int) -> None:
-    """As a kill after the checkpoint of that step leaves it."""
-    folder = house.root / output
-    (folder / "manifest.json").unlink()
-    for path in (folder / "checkpoints").glob("step-*"):
-        if int(path.name.partition("-")[2]) > step:
-            shutil.rmtree(path)
-
-
 def test_the_engine_is_no_part_of_a_models_name_and_plain_is_alone() -> None:
     names = {
         training_fingerprint(Train(base="cache://models/x", engine=engine), dataset="d", base="b")
@@ -66,7 +57,7 @@ def test_both_engines_train_the_same_to_the_bit_and_go_on_from_each_others_check
     assert plain["model_digest"] == deepspeed["model_digest"]
     for first, then in (("plain", "deepspeed"), ("deepspeed", "plain")):
         output = f"engine-{first}-{recipe}"
-        back_to(house, output, 4)
+        house.back_to(output, 4)
         again = house.train(output, sets=(*RECIPES[recipe], f"train.engine={then}"))
         assert (again["resumed_from"], again["model_digest"]) == (4, plain["model_digest"])
         assert house.losses(output) == undisturbed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -50,15 +49,6 @@ def test_a_folder_without_a_state_and_a_cut_file_are_refused(tmp_path: Path) -> 
         pass
 
 
-def back_to(house: House, output: str, step: int) -> None:
-    """As a kill after the checkpoint of that step leaves it."""
-    folder = house.root / output
-    (folder / "manifest.json").unlink()
-    for path in (folder / "checkpoints").glob("step-*"):
-        if int(path.name.partition("-")[2]) > step:
-            shutil.rmtree(path)
-
-
 @pytest.mark.integration
 # Each takes half a minute: of both methods, and of each way in which the stages keep their state, one or two here.
 @pytest.mark.parametrize(
@@ -69,12 +59,12 @@ def test_ranks_may_change_and_come_back(house: House, stage: int, method: str) -
     output = f"changing-{stage}-{method}"
     whole = house.train(output, ranks=2, sets=sets)
     undisturbed = house.losses(output)
-    back_to(house, output, 4)
+    house.back_to(output, 4)
     again = house.train(output, ranks=2, sets=sets)
     assert (again["resumed_from"], again["model_digest"]) == (4, whole["model_digest"]), "the same ranks, to the bit"
     assert house.losses(output) == undisturbed
     for ranks in (4, 1):
-        back_to(house, output, 4)
+        house.back_to(output, 4)
         house.train(output, ranks=ranks, sets=sets)
         for (step, loss, norm), (wanted, *rest) in zip(house.losses(output), undisturbed, strict=True):
             assert step == wanted

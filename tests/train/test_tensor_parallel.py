@@ -28,15 +28,6 @@ def weights(answer: dict[str, Any]) -> dict[str, torch.Tensor]:
     return load_file(store_for(answer["model"]).local(answer["model"]) / "model.safetensors")
 
 
-def back_to(house: House, output: str, step: int) -> None:
-    """As a kill after the checkpoint of that step leaves it."""
-    folder = house.root / output
-    (folder / "manifest.json").unlink()
-    for path in (folder / "checkpoints").glob("step-*"):
-        if int(path.name.partition("-")[2]) > step:
-            shutil.rmtree(path)
-
-
 def agrees(house: House, output: str, other: str) -> None:
     """Float32 sums in another order, and what Adam makes of it in eight steps."""
     for mine, alone in zip(house.metrics(output), house.metrics(other), strict=True):
@@ -80,11 +71,11 @@ def test_a_cut_training_goes_on_from_its_checkpoint_to_the_bit_and_on_one_rank(
     house: House, cut: dict[str, Any], uncut: dict[str, Any]
 ) -> None:
     shutil.copytree(house.root / "cut", house.root / "cut-on")
-    back_to(house, "cut-on", 4)
+    house.back_to("cut-on", 4)
     again = house.train("cut-on", ranks=2, sets=CUT)
     assert (again["resumed_from"], again["model_digest"]) == (4, cut["model_digest"])
     assert house.losses("cut-on") == house.losses("cut")
-    back_to(house, "cut-on", 4)
+    house.back_to("cut-on", 4)
     alone = house.train("cut-on", sets=RECIPE)
     assert alone["resumed_from"] == 4
     agrees(house, "cut-on", "uncut")
@@ -106,7 +97,7 @@ def test_groups_of_ranks_share_the_packs_out_and_go_on_from_what_one_rank_saved(
     house: House, uncut: dict[str, Any]
 ) -> None:
     shutil.copytree(house.root / "uncut", house.root / "cut-in-groups")
-    back_to(house, "cut-in-groups", 4)
+    house.back_to("cut-in-groups", 4)
     answer = house.train("cut-in-groups", ranks=4, sets=CUT)
     assert answer["resumed_from"] == 4
     agrees(house, "cut-in-groups", "uncut")

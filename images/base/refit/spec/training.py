@@ -227,12 +227,11 @@ class Train(Spec):
                 f"train.ranks is {self.ranks} and train.tensor_parallel is {self.tensor_parallel}; ranks must be a "
                 "multiple of it"
             )
-        if self.tensor_parallel > 1 and self.accumulation % (self.ranks // self.tensor_parallel) == 0:
-            return self
-        if self.accumulation % self.ranks:
+        if self.accumulation % (self.ranks // self.tensor_parallel):
+            each = "" if self.tensor_parallel == 1 else f" / train.tensor_parallel, {self.tensor_parallel}"
             raise ValueError(
                 f"train.accumulation is {self.accumulation} and train.ranks is {self.ranks}; "
-                "accumulation counts micro batches over all ranks and must be a multiple of ranks"
+                f"accumulation counts micro batches over all ranks and must be a multiple of ranks{each}"
             )
         return self
 
