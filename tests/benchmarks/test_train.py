@@ -139,17 +139,23 @@ def tell(name: str, figure: float, unit: str, aim: float, *, peer: float | None 
 def test_our_loop_beside_a_bare_deepspeed_loop(place: Place) -> None:
     ours, bare = place.training("ours"), place.bare()
     play([ours, bare], TURNS, TURN_SECONDS)
-    share, spread = ratio(ours, bare)
+    share, error = ratio(ours, bare)
     tell(
         "loop: slower than a bare DeepSpeed loop", 100 * (1 - share), " %", 2,
         ours_a_second=statistics.median(ours.rates), bare_a_second=statistics.median(bare.rates),
-        spread=100 * spread, turns=TURNS,
+        error=100 * error, turns=TURNS,
     )  # fmt: skip
-    records = place.records("ours")[3:]
+    records = _not_held(place.records("ours")[3:])
     waited, whole = (sum(record[name] for record in records) for name in ("data", "seconds"))
     tell("loop: waiting for data", 100 * waited / whole, " %", 1, steps=len(records))
     assert share > 0.8
     assert waited / whole < 0.1
+
+
+def _not_held(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps in which the program was not held while the other one had its turn."""
+    usual = statistics.median(record["seconds"] for record in records)
+    return [record for record in records if record["seconds"] < usual + TURN_SECONDS / 2]
 
 
 def test_time_spent_in_saving(place: Place) -> None:

@@ -6,6 +6,7 @@ by what it wrote.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import statistics
@@ -72,7 +73,13 @@ def play(players: Sequence[Player], turns: int, seconds: float) -> None:
 
 
 def ratio(one: Player, other: Player) -> tuple[float, float]:
-    """The median over the rounds of `one`'s rate as a share of `other`'s, and half the range of the middle half."""
-    found = [mine / theirs for mine, theirs in zip(one.rates, other.rates, strict=True) if theirs > 0]
-    low, middle, high = statistics.quantiles(found, n=4)
-    return middle, (high - low) / 2
+    """`one`'s rate as a share of `other`'s over all rounds, and its standard error by leaving out one round at a time
+    (the jackknife; Tukey 1958). A turn's own rate is no finer than a step in it."""
+    rounds = list(zip(one.rates, other.rates, strict=True))
+    whole = _share(rounds)
+    without = [_share(rounds[:at] + rounds[at + 1 :]) for at in range(len(rounds))]
+    return whole, math.sqrt((len(rounds) - 1) * statistics.pvariance(without))
+
+
+def _share(rounds: list[tuple[float, float]]) -> float:
+    return sum(mine for mine, _ in rounds) / sum(theirs for _, theirs in rounds)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 # Dropout, so that random numbers matter; a clipped LoRA at ZeRO 2, so that state is split over the ranks.
 RECIPE = (
     "train.method=lora", "train.lora.dropout=0.1", "train.zero_stage=2", "train.max_steps=40",
-    "train.checkpoint.every_steps=5", "train.heartbeat_seconds=0.2", "train.hang_seconds=20",
+    "train.checkpoint.every_steps=5", "train.heartbeat_seconds=0.2", "train.hang_seconds=15",
 )  # fmt: skip
 SECONDS = 600
 
@@ -142,6 +142,11 @@ def test_a_hung_rank_is_named_and_replaced(house: House, undisturbed: dict, runn
     assert code == 0, said
     assert "rank 1 said nothing" in said
     assert "held by a signal" in said
+    states = [
+        (event["state"], event.get("silent_rank", {}).get("rank"))
+        for event in map(json.loads, (running.folder / "events.jsonl").read_text().splitlines())
+    ]
+    assert states.index(("running", 1)) < states.index(("retrying", None)), "named before it is ended"
     same(house, running, undisturbed, answer)
 
 

@@ -38,7 +38,7 @@ def test_packed_documents_have_the_loss_they_have_alone(base: Path, attention: s
     with torch.no_grad():
         singly = sum(float(model(alone(document))) for document in documents)
         packed = float(model(to_batch(*tickets.pack(documents, tickets.LENGTH))))
-    assert packed == pytest.approx(singly, rel=1e-5)
+    assert packed == pytest.approx(singly, rel=1e-6)
 
 
 def test_any_split_of_a_batch_has_the_same_loss_and_gradient(base: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from refit.spec import Train
 from trainer import machine, snapshot
 from trainer.cli_work import store_of
-from trainer.ranks import STARTUP_SECONDS, Patience
+from trainer.silence import NAMED_SECONDS, STARTUP_SECONDS, Patience, Silence, Silent
 
 
 def test_patience_is_long_before_the_first_step_and_follows_the_longest_silence_after() -> None:
@@ -27,6 +27,37 @@ def test_patience_is_long_before_the_first_step_and_follows_the_longest_silence_
     assert patience.seconds == 30, "a model whose steps take 3 s is not hung after 10"
     patience.heard("phase", 1)
     assert patience.seconds == STARTUP_SECONDS, "an export takes its own time"
+
+
+def blame_the_second(_: float) -> int:
+    return 1
+
+
+def test_a_silent_rank_is_named_once_long_before_its_launch_is_ended() -> None:
+    silence = Silence()
+    assert silence.see(500, [0, 0], blame_the_second) is None, "before the first step nobody is silent"
+    for seconds in (0.2, 0.5, 0.3):
+        silence.stepped(seconds)
+    assert silence.see(NAMED_SECONDS - 0.1, [0, 0], blame_the_second) is None
+    named = silence.see(NAMED_SECONDS + 0.1, [0, 0], blame_the_second)
+    assert named == Silent(1, NAMED_SECONDS + 0.1, pytest.approx(0.5, abs=0.01))
+    assert silence.see(60, [0, 0], blame_the_second) is None, "told once"
+    assert silence.see(61, [60.5, 0], blame_the_second) is None, "the other one spoke"
+    over = silence.see(62, [60.5, 61.5], blame_the_second)
+    assert over is not None
+    assert (over.rank, over.over) == (1, True)
+    assert silence.see(63, [62.5, 62.5], blame_the_second) is None
+    assert silence.see(90, [62.5, 62.5], blame_the_second) is not None, "and the next silence again"
+
+
+def test_who_takes_long_steps_may_be_silent_for_as_long_and_an_export_for_longer() -> None:
+    silence = Silence()
+    for _ in range(99):
+        silence.stepped(10.0)
+    assert silence.see(26, [0, 0], blame_the_second) is None
+    assert silence.see(29.5, [0, 0], blame_the_second) is not None, "within three long steps"
+    silence.pause()
+    assert silence.see(500, [0, 0], blame_the_second) is None
 
 
 def test_random_numbers_go_on_where_they_were_saved() -> None:

@@ -35,7 +35,7 @@ NAN_SETS = (
     "train.method=lora", "train.micro_batch=1", "train.accumulation=2", "train.max_steps=20",
     "train.checkpoint.every_steps=2",
 )  # fmt: skip
-HELD_SETS = (*RECIPE, "train.hang_seconds=8", "train.max_steps=60")
+HELD_SETS = (*RECIPE, "train.hang_seconds=12", "train.max_steps=60")
 
 
 def packs(house: House) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -116,7 +116,7 @@ def _finite(folder: Path) -> None:
 
 
 def test_a_held_rank_is_named_and_replaced(house: House) -> None:
-    """How long it took is told, in seconds and beside the steps before it; the aim is 3 of the longest or 10 s."""
+    """How long it took to name it is told, beside the steps before it: within 3 of the long ones or 10 s."""
     _, whole, _ = Running(house, "soak-held-undisturbed", sets=HELD_SETS).end()
 
     def case(number: int, rng: random.Random) -> campaign.Facts:
@@ -132,7 +132,9 @@ def test_a_held_rank_is_named_and_replaced(house: House) -> None:
         assert "held by a signal" in said
         assert answer["model_digest"] == whole["model_digest"]
         assert house.losses(name) == house.losses("soak-held-undisturbed")
-        named = next(event for event in _events(running.folder) if event["state"] == "retrying")
+        named = next(event for event in _events(running.folder) if "silent_rank" in event)
+        assert named["silent_rank"]["rank"] == rank
+        assert named["silent_rank"]["where"].startswith("held by a signal")
         seconds = datetime.fromisoformat(named["at"]).timestamp() - held
         shutil.rmtree(running.folder)
         return {"rank": f"rank {rank}", "named after s": round(seconds, 2), "p99 step s": round(max(steps), 2)}

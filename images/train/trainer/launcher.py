@@ -36,6 +36,7 @@ from trainer.idle import Idle, Idleness
 from trainer.inputs import Inputs
 from trainer.ranks import Ranks
 from trainer.scene import Scene
+from trainer.silence import Silence
 from trainer.task import Mode, Task
 from trainer.watch import Watch
 
@@ -78,7 +79,7 @@ class Launcher:
         self._stop = False
         self._phase: str | None = None
         self._shown, self._told = 0.0, -1
-        self._idleness = Idleness()
+        self._idleness, self._silence = Idleness(), Silence()
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         self.resumed_from: int | None = None
         self.last: dict[str, Any] = {}
@@ -115,7 +116,7 @@ class Launcher:
         self._phase = None
         task = self._task()
         log.event("launch", mode=self._mode, ranks=task.ranks, resumed_from=self.resumed_from, dtype=task.dtype)
-        began, self._idleness = time.monotonic(), Idleness()
+        began, self._idleness, self._silence = time.monotonic(), Idleness(), Silence()
         asked_at: float | None = None
         with Ranks(task) as ranks:
             while True:
@@ -126,6 +127,7 @@ class Launcher:
                 self._tell_idle(
                     ranks, self._idleness.see(time.monotonic(), [member.process.pid for member in ranks.members])
                 )
+                self._tell_silent(ranks)
                 if self._stop and self._mode != "train":
                     raise Preempted(f"told to stop; a {self._mode} run keeps nothing, and starts afresh")
                 if self._stop and asked_at is None:
@@ -209,6 +211,7 @@ class Launcher:
                 self._watch.batch(message)
             elif kind == "step":
                 self.last = message
+                self._silence.stepped(sum(message.get(part, 0.0) for part in ("seconds", "save", "validation")))
                 self._recent.append((message["tokens"], message["seconds"]))
                 if message.get("skipped"):
                     self._upload_scene(message["step"])
@@ -216,6 +219,7 @@ class Launcher:
                     log.event("validation", step=message["step"], loss=message["validation_loss"])
             elif kind == "phase":
                 self._phase = message["name"]
+                self._silence.pause()
                 log.event("phase", name=self._phase)
             elif kind == "saved":
                 log.event("checkpoint", **message)
@@ -230,6 +234,17 @@ class Launcher:
     def _tell_idle(self, ranks: Ranks, idle: Idle | None) -> None:
         if idle is not None:
             self._watch.idle(idle, ranks.members[idle.rank].log)
+
+    def _tell_silent(self, ranks: Ranks) -> None:
+        def blame(seconds: float) -> int:
+            found = ranks.silent(seconds)
+            assert found is not None
+            return found.number
+
+        silent = self._silence.see(ranks.listened, [member.heard for member in ranks.members], blame)
+        if silent is not None:
+            member = ranks.members[silent.rank]
+            self._watch.silent(silent, member.process.pid, member.log, ranks.patience)
 
     def _check(self, ranks: Ranks) -> dict[str, Any] | None:
         """Look for ranks that hang or have ended; the result again, when it was a rank's last word."""

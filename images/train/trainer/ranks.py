@@ -17,17 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from refit.spec import Train
 from trainer.machine import cores
 from trainer.rank import PARENT
+from trainer.silence import Patience
 from trainer.task import WIRE, Task
 from trainer.writer import MARK
 
-STARTUP_SECONDS = 600.0
-"""How long the ranks may take to their first step: imports, the model, a checkpoint."""
-
 DUMP_SECONDS = 0.5
 """How long a hung rank gets to write where it stands."""
+
+GATHER_SECONDS = 0.05
+"""Who spoke is let speak on for so long: the launcher's own work is for many messages at once, and takes the processors
+from nobody with each."""
 
 
 @dataclass
@@ -65,6 +66,8 @@ class Ranks:
         self._patience = Patience(task.train)
         self._selector = selectors.DefaultSelector()
         self.members: list[Rank] = []
+        self.listened = time.monotonic()
+        """When it was last looked whether anybody speaks: who was not listened to since may have spoken."""
 
     def __enter__(self) -> Ranks:
         folder = self._task.folder / "ranks"
@@ -103,19 +106,22 @@ class Ranks:
     def messages(self, timeout: float) -> list[tuple[Rank, dict[str, Any]]]:
         """What the ranks said; waits at most `timeout` seconds for something."""
         said = []
-        for key, _ in self._selector.select(timeout):
+        if self._selector.select(timeout):
+            time.sleep(GATHER_SECONDS)
+        spoke = self._selector.select(0)
+        self.listened = time.monotonic()
+        for key, _ in spoke:
             member: Rank = key.data
             data = os.read(member.wire, 1 << 16)
             if not data:
                 self._selector.unregister(member.wire)  # its end; the process tells the rest
                 continue
-            now = time.monotonic()
             *lines, member.buffer = (member.buffer + data).split(b"\n")
             for line in lines:
                 message = json.loads(line)
-                self._patience.heard(message["kind"], now - member.heard)
+                self._patience.heard(message["kind"], self.listened - member.heard)
                 said.append((member, message))
-            member.heard, member.lines = now, member.lines + len(lines)
+            member.heard, member.lines = self.listened, member.lines + len(lines)
         return said
 
     def wait(self, seconds: float) -> None:
@@ -130,13 +136,17 @@ class Ranks:
 
     def hung(self) -> Rank | None:
         """The rank that keeps the others waiting, when there was silence for too long; its stack is in its log."""
-        silent = [m for m in self.members if time.monotonic() - m.heard > self._patience.seconds]
-        if not silent:
-            return None
-        self.signal(signal.SIGUSR1)
-        time.sleep(DUMP_SECONDS)
+        found = self.silent(self._patience.seconds)
+        if found is not None:
+            self.signal(signal.SIGUSR1)
+            time.sleep(DUMP_SECONDS)
+        return found
+
+    def silent(self, seconds: float) -> Rank | None:
+        """The rank that keeps the others waiting, of those that have said nothing for so long; None where all have."""
+        silent = [member for member in self.members if self.listened - member.heard > seconds]
         # All are silent when one hangs, for the others wait for it: it is the one that is held, or got least far.
-        return min(silent, key=lambda member: (not member.stopped, member.lines, member.heard))
+        return min(silent, key=lambda member: (not member.stopped, member.lines, member.heard), default=None)
 
     @property
     def patience(self) -> float:
@@ -148,28 +158,6 @@ class Ranks:
         for member in self.members:
             if member.process.poll() is None:
                 member.process.send_signal(number)
-
-
-class Patience:
-    """How long a silence may last: the spec's limit, or ten times the longest that was seen since the first step."""
-
-    def __init__(self, train: Train) -> None:
-        self._least, self._longest, self._stepping = train.hang_seconds, 0.0, False
-
-    @property
-    def seconds(self) -> float:
-        """The limit now."""
-        if not self._stepping:
-            return max(STARTUP_SECONDS, self._least)
-        return max(self._least, 10 * self._longest)
-
-    def heard(self, kind: str, silence: float) -> None:
-        """Learn from a message and the silence before it."""
-        if self._stepping:
-            self._longest = max(self._longest, silence)
-        self._stepping = self._stepping or kind == "step"
-        if kind == "phase":  # export takes its own time
-            self._stepping = False
 
 
 def environment(task: Task, number: int, wire: int) -> dict[str, str]:

@@ -19,8 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from refit.states import State
 from trainer.alarms import Alarms
-from trainer.idle import Idle
+from trainer.idle import Idle, stand
 from trainer.odd_batches import OddBatches
+from trainer.silence import Silent
 from trainer.skew import WINDOW_STEPS, Skew, Skewed
 from trainer.spikes import Over, Spike, Spikes
 from trainer.stragglers import STEPS, Slow, Stragglers, others
@@ -121,6 +122,17 @@ class Watch:
             f"{idle.where}. Its log is {log}; the watchdog ends the launch when it says nothing for long"
         )  # fmt: skip
         self._tell(State.RUNNING, reason, idle=vars(idle), node=host)
+
+    def silent(self, silent: Silent, process: int, log: Path, patience: float) -> None:
+        """Tell that a rank says nothing, long before the launch is ended for it, or that it speaks again."""
+        host, stood = socket.gethostname(), stand(process)
+        where = stood.where if stood else "gone"
+        reason = (
+            f"rank {silent.rank} ({host}) speaks again, after {silent.seconds:.0f} s" if silent.over
+            else f"silent rank {silent.rank} ({host}): nothing for {silent.seconds:.1f} s, where a long step takes "
+            f"{silent.step_seconds:.2g} s; it is {where}. Its log is {log}; at {patience:.0f} s the launch is ended"
+        )  # fmt: skip
+        self._tell(State.RUNNING, reason, silent_rank=vars(silent) | {"host": host, "where": where}, node=host)
 
     def _tell_skew(self, verdict: Skewed) -> None:
         ranks = f"rank {verdict.most} has {verdict.share:.0%} more {verdict.what} than rank {verdict.least}"
