@@ -1,7 +1,8 @@
-"""Faults on demand in a real training: a rank's loss or gradient is not finite at the steps that are named.
+"""Faults on demand in a real training, at the steps that are named: a rank's loss or gradient is not finite, or it
+enters a collective alone (once in an output, not again after a resume).
 
 `trainer` as a person calls it, but for its ranks, which are started through this file. FAULTS holds a JSON list of
-{"rank", "step" (from 1), "what": "loss" or "gradient"}.
+{"rank", "step" (from 1), "what": "loss", "gradient" or "collective"}.
 """
 
 from __future__ import annotations
@@ -54,7 +55,17 @@ def rank() -> int:
 
         return loss
 
+    agree = loop.Loop._agree
+
+    def agreeing(self: Any, *arguments: Any) -> Any:
+        agreed = agree(self, *arguments)
+        if mine.get(at["step"]) == "collective" and not (done := self._task.folder / "entered-alone").exists():
+            done.touch()
+            agree(self, *arguments)
+        return agreed
+
     loop.Loop.step = taking  # type: ignore[method-assign]
+    loop.Loop._agree = agreeing  # type: ignore[method-assign]
     sys.argv = sys.argv[2:]
     return rank.main()
 

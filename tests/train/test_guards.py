@@ -77,8 +77,11 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def events(house: House, output: str, name: str) -> list[dict[str, Any]]:
-    lines = (house.root / output / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if name in event]
+    return [event for event in _all_events(house, output) if name in event]
+
+
+def _all_events(house: House, output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (house.root / output / "events.jsonl").read_text().splitlines()]
 
 
 def test_a_budget_is_for_all_steps_and_for_a_row() -> None:
@@ -158,6 +161,19 @@ def test_without_a_budget_the_first_step_that_is_not_finite_ends_the_training(ho
     assert "the last checkpoint is of step 2" in said
     assert not (house.root / "skips-none/scenes").exists()
     assert (house.root / "skips-none/scene.json").is_file()
+
+
+@pytest.mark.integration
+def test_a_collective_that_a_rank_enters_alone_costs_a_launch_and_changes_nothing(house: House) -> None:
+    """Collectives that do not match hang, or put another's numbers into the sum."""
+    name, sets = "alone-in-it", ("train.zero_stage=2", "train.max_restarts=1", "train.hang_seconds=5")
+    finish(house, f"{name}-undisturbed", [], *sets)
+    finish(house, name, [(1, 4, "collective")], *sets)
+    assert (house.root / name / "entered-alone").exists()
+    assert house.losses(name) == house.losses(f"{name}-undisturbed")
+    assert same(state(house, name, 6), state(house, f"{name}-undisturbed", 6))
+    retried = [event["reason"] for event in _all_events(house, name) if event["state"] == "retrying"]
+    assert len(retried) == 1
 
 
 def test_the_newest_scenes_of_skipped_steps_are_kept(tmp_path: Path) -> None:

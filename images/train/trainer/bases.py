@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from refit.errors import BadInput
 from refit.fingerprint import digest
 from refit.manifest import Manifest, describe
@@ -66,7 +68,8 @@ def publish(uri: str, write: Callable[[Path], None]) -> dict[str, Any]:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What a person wants to know of a model folder: its architecture, size and type."""
+    """What a person wants to know of a model folder: its architecture, size and type, the tokens that its tokenizer
+    has, and the rows of its embedding."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     headers = [safetensors_header(path) for path in sorted(folder.glob("*.safetensors"))]
     tensors = [tensor for header in headers for name, tensor in header.items() if name != "__metadata__"]
@@ -74,7 +77,18 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "architecture": (config.get("architectures") or [config.get("model_type")])[0],
         "parameters": sum(_product(tensor["shape"]) for tensor in tensors),
         "dtypes": sorted({tensor["dtype"] for tensor in tensors}),
+        "tokens": _tokens(folder / "tokenizer.json"),
+        "rows": config.get("vocab_size") or config.get("text_config", {}).get("vocab_size"),
     }
+
+
+def _tokens(tokenizer: Path) -> int:
+    """One more than the highest id that a tokenizer gives."""
+    try:
+        read = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:  # the library raises no narrower one
+        raise BadInput(f"{tokenizer.name}: cannot be read as a tokenizer: {error}") from error
+    return 1 + max(read.get_vocab(with_added_tokens=True).values())
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def locate(job: Job, heard: Heard = unheard) -> Inputs:
             f"{dataset_uri}: made with another tokenizer than the one of {base_uri}. Prepare the data again with this "
             "base model."
         )
+    _has_a_row_for_each_token(split, base_manifest, base_uri)
     return Inputs(
         dataset=dataset,
         dataset_digest=dataset_manifest.content_digest(),
@@ -57,6 +58,20 @@ def locate(job: Job, heard: Heard = unheard) -> Inputs:
             train, dataset=dataset_manifest.content_digest(), base=base_manifest.content_digest()
         ),
     )
+
+
+def _has_a_row_for_each_token(split: Packed, base: Manifest, uri: str) -> None:
+    """Refuse a model whose tokenizer was given tokens and whose embedding was not: a rank would fall over the first."""
+    tokens, rows = base.facts.get("tokens"), base.facts.get("rows")  # not there in what was imported long ago
+    if not tokens or not rows or tokens <= rows:
+        return
+    highest = int(split.tokens.max())  # what the tokenizer has and the data does not use harms nobody
+    if highest >= rows:
+        raise BadInput(
+            f"{uri}: the data holds token {highest} and the embedding has {rows} rows: tokens were added to the "
+            "tokenizer alone. Resize the model's embeddings (transformers: resize_token_embeddings), import it again, "
+            "and prepare the data with it."
+        )
 
 
 def name_of(train: Train, dataset: str, base: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from refit import domains
-from refit.errors import Diverged, Preempted
+from refit.errors import Diverged, Infrastructure, Preempted
 from refit.spec import Skip
 from trainer import checkpoints, metrics, scene
 from trainer.batches import Batch, Loader, Step
@@ -100,7 +100,7 @@ class Loop:
             nll += float(loss.detach())
             self._wire.send("beat")
         with self._clock("wait"):
-            nll, bad, told = self._agree(nll, self._engine.told())
+            nll, bad, told = self._agree(number, nll, self._engine.told())
         rate, norm = learning_rate(self._task.train, number), math.nan
         why = "the loss is not finite" if bad else None
         if why is None:
@@ -196,12 +196,16 @@ class Loop:
             f"{saved}. Raise train.checkpoint.grace_seconds"
         )
 
-    def _agree(self, nll: float, told: dict[str, float]) -> tuple[float, bool, dict[str, float]]:
+    def _agree(self, number: int, nll: float, told: dict[str, float]) -> tuple[float, bool, dict[str, float]]:
         saving, told_by = self._saver.votes(), list(told)
-        own = [nll if self._counts else 0.0, not math.isfinite(nll), self._stopping() > 0, *saving, *told.values()]
-        votes = torch.tensor(own, dtype=torch.float64)
+        own = [number, nll if self._counts else 0.0, not math.isfinite(nll), self._stopping() > 0, *saving]
+        votes = torch.tensor([*own, *told.values()], dtype=torch.float64)
         distributed.all_reduce(votes)
-        nll, bad, stop, *more = votes.tolist()
+        numbers, nll, bad, stop, *more = votes.tolist()
+        if numbers != number * self._task.ranks:  # or somebody's numbers of another step would be in this one
+            raise Infrastructure(
+                f"the ranks are not all at step {number + 1}: a collective was entered by some of them"
+            )
         self._stop = stop > 0
         self._saver.heard(more[: len(saving)])
         return nll, bad > 0, dict(zip(told_by, more[len(saving) :], strict=True))
