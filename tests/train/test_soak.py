@@ -37,12 +37,14 @@ def whole(house: House) -> dict[str, Any]:
 
 def kill(running: Running, victim: str) -> tuple[bool, int]:
     """Kill one of the run's processes; whether it was there, and how many steps were finished then."""
+    if running.process.poll() is not None:
+        return False, 0
     try:
         target = running.process.pid if victim == "launcher" else running.rank(int(victim[-1]))
         os.kill(target, signal.SIGKILL)
     except (AssertionError, ProcessLookupError, FileNotFoundError):
         return False, 0  # it has not started yet, or ended: nothing is killed, and nothing may differ
-    return running.process.poll() is None, steps(running.folder)
+    return True, steps(running.folder)
 
 
 def steps(folder: Path) -> int:

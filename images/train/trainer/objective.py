@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from refit import log
 from refit.spec import Train
-from trainer import quantized
+from trainer import apart, quantized
 from trainer.batches import Batch
 
 EAGER_LENGTH = 512
@@ -23,17 +25,19 @@ class Objective(nn.Module):
     """A causal model and its loss.
 
     Documents of a pack do not see each other: positions start at 0 in each, and transformers builds the mask from
-    that, as long as no cache is used. The head is only asked at the targets: with a vocabulary of 49,152 and one token
-    in six to learn, that saves a fifth of all arithmetic.
+    that, as long as no cache is used. A model for which that does not hold is given a document a row (`apart`), in runs
+    of at most twice the batch's places, unless it is to be called `at_once`. The head is only asked at the targets:
+    with a vocabulary of 49,152 and one token in six to learn, that saves a fifth of all arithmetic.
     """
 
-    def __init__(self, model: nn.Module, *, bfloat16: bool) -> None:
+    def __init__(self, model: nn.Module, *, bfloat16: bool, at_once: bool = False) -> None:
         super().__init__()
         self.model = model
-        self._bfloat16 = bfloat16
+        self._bfloat16, self._at_once = bfloat16, at_once
         self._select: Tensor | None = None
         head = self.model.get_output_embeddings()  # type: ignore[operator]
         head.register_forward_pre_hook(self._only_targets)
+        self._packs = self._sees_apart(len(head.weight), head.weight.device)
 
     def forward(self, batch: Batch, answer: bool = False) -> Tensor:
         """Negative log likelihood by weight, summed over the batch's targets, in float32; with `answer`, their logits.
@@ -53,14 +57,32 @@ class Objective(nn.Module):
 
     def logits(self, batch: Batch) -> Tensor:
         """Float32 logits at the batch's targets, shape (targets, vocabulary)."""
-        self._select = batch.select
+        if self._packs or not batch.select.any():
+            return self._ask(batch.tokens, batch.positions, batch.select)
+        places = None if self._at_once else 2 * batch.tokens.numel()
+        return torch.cat([self._ask(*run) for run in apart.rows(batch, places)])
+
+    def _ask(self, tokens: Tensor, positions: Tensor, select: Tensor | None) -> Tensor:
+        self._select = select
         try:
             # Autocast belongs inside: DeepSpeed switches off what is switched on around its engine.
             with self._arithmetic():
-                out = self.model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False)
+                out = self.model(input_ids=tokens, position_ids=positions, use_cache=False)
         finally:
             self._select = None
         return out.logits.float()  # type: ignore[no-any-return]
+
+    def _sees_apart(self, vocabulary: int, device: torch.device) -> bool:
+        training = self.model.training
+        self.model.eval()
+        try:
+            ask = partial(self._ask, select=None)
+            if sees := apart.sees_apart(ask, vocabulary, device, bfloat16=self._bfloat16):
+                return sees
+        finally:
+            self.model.train(training)
+        log.event("a_document_a_row", model=type(self.model).__name__, why="it reads across the documents of a pack")
+        return False
 
     def _only_targets(self, _head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return None if self._select is None else (inputs[0][self._select],)
@@ -79,19 +101,30 @@ def build(base: Path, train: Train, *, dtype: str, length: int) -> Objective:
     if train.method != "full":
         model = adapt(model, train)
     model.train()
+    # Ranks that share each weight out ask for it together: as often as each other, whatever their documents.
+    at_once = train.zero_stage == 3
     if train.of_pairs:
         from trainer.preference import PreferenceObjective  # which is made of this module
 
-        return PreferenceObjective(model, train, bfloat16=dtype == "bfloat16")
-    return Objective(model, bfloat16=dtype == "bfloat16")
+        return PreferenceObjective(model, train, bfloat16=dtype == "bfloat16", at_once=at_once)
+    return Objective(model, bfloat16=dtype == "bfloat16", at_once=at_once)
 
 
 def load(base: Path, *, dtype: torch.dtype, attention: str) -> nn.Module:
     """A causal model from a committed folder; safetensors only, and nothing of the folder is executed."""
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(
-        base, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
-    )
-    return model
+
+    def read(attention: str) -> nn.Module:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
+        )
+        return model
+
+    try:
+        return read(attention)
+    except ValueError as error:  # some architectures have been written with plain products alone
+        if attention == "eager" or "attention implementation" not in str(error):
+            raise
+        return read("eager")
 
 
 def adapt(model: nn.Module, train: Train) -> nn.Module:

@@ -30,8 +30,8 @@ SURE = -1e-7
 class PreferenceObjective(Objective):
     """A causal model and its loss on preference pairs."""
 
-    def __init__(self, model: nn.Module, train: Train, *, bfloat16: bool) -> None:
-        super().__init__(model, bfloat16=bfloat16)
+    def __init__(self, model: nn.Module, train: Train, *, bfloat16: bool, at_once: bool = False) -> None:
+        super().__init__(model, bfloat16=bfloat16, at_once=at_once)
         self._train = train
         self._seen: list[tuple[Tensor, Tensor]] = []
 
