@@ -177,19 +177,19 @@ def skipped(uri: str) -> list[int]:
     return list(store_for(uri).require(uri, KIND).facts.get("skipped", ()))
 
 
-def faults(uri: str, manifest: Manifest) -> list[str]:
-    """What is wrong with a checkpoint, in words; empty when it is whole."""
+def faults(uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
+    """What is wrong with a checkpoint, in words; empty when it is whole. `heard` is told that hashing goes on."""
     if manifest.kind != (kind := kind_of(uri)):
         return [f"it is a {manifest.kind}, not a {kind}"]
     try:
-        place = store_for(uri).local(uri)
+        place = store_for(uri).local(uri, heard)
     except (Damaged, FileNotFoundError) as error:
         return [str(error)]
-    return damage(place, manifest)
+    return damage(place, manifest, heard=heard)
 
 
-def verify(uri: str) -> Checkpoint:
-    """The checkpoint at an address, with every file hashed.
+def verify(uri: str, heard: Heard = unheard) -> Checkpoint:
+    """The checkpoint at an address, with every file hashed; `heard` is told that it goes on.
 
     Raises:
         BadInput: it is not a complete checkpoint; the message names the file and the reason.
@@ -200,7 +200,7 @@ def verify(uri: str) -> Checkpoint:
         manifest = store_for(uri).require(uri, kind_of(uri))
     except Damaged as error:
         raise BadInput(str(error)) from error
-    wrong = faults(uri, manifest)
+    wrong = faults(uri, manifest, heard)
     if wrong:
         raise BadInput("\n".join(f"{uri}: {fault}" for fault in wrong))
     return Checkpoint(uri, int(manifest.facts["step"]), manifest)
