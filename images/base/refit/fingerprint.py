@@ -56,15 +56,18 @@ def fingerprint(phase: str, code: str, spec: Any, inputs: Mapping[str, str]) -> 
     return digest({"phase": phase, "code": code, "spec": spec, "inputs": dict(inputs)})[:32]
 
 
-def training_fingerprint(train: BaseModel, *, dataset: str, base: str) -> str:
-    """The name of a training output; `dataset` and `base` are content digests.
+def training_fingerprint(train: BaseModel, *, dataset: str, base: str, warm_start: str | None = None) -> str:
+    """The name of a training output; `dataset`, `base` and `warm_start` (where there is one) are content digests.
 
     The operator computes it to find the folder, the trainer to check that the folder is its own.
     """
+    if (warm_start is None) != (getattr(train, "warm_start", None) is None):
+        raise ValueError("a training with train.warm_start is named by that checkpoint's content, and only such a one")
     fields = type(train).model_fields
     as_before = {name for name in getattr(train, "came_later", ()) if getattr(train, name) == fields[name].default}
     spec = train.model_dump(mode="json", exclude=as_before | set(getattr(train, "not_in_fingerprint", ())))
-    return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base})
+    begun = {"warm_start": warm_start} if warm_start is not None else {}
+    return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base, **begun})
 
 
 def layout(train: BaseModel) -> str:
