@@ -87,12 +87,11 @@ class S3Store(Store):
         draft = Path(tempfile.mkdtemp(dir=_made(target.parent)))
         try:
             for name in [*(file.path for file in manifest.files), MANIFEST]:
-                self._download(join(uri, name), draft / name)
-                heard()
-            wrong = damage(draft, manifest)
+                self._download(join(uri, name), draft / name, heard)
+            wrong = damage(draft, manifest, heard=heard)
             if wrong:
                 # The way here can damage too (a torn answer leaves a hole): what is there is read once more.
-                kind = Damaged if self.damage(uri, manifest) else StoreUnavailable
+                kind = Damaged if self.damage(uri, manifest, heard) else StoreUnavailable
                 raise kind(f"{uri}: what was fetched is damaged: {'; '.join(wrong[:3])}.")
             if not files.rename_folder(draft, target) and damage(target, manifest, hashes=False):
                 # What is there is no copy that another one made at the same time: it makes room.
@@ -106,11 +105,11 @@ class S3Store(Store):
         bucket, key = _split(uri)
         return s3_objects.fetch(self._client, bucket, key, cache_folder() / "fetched" / "objects", heard)
 
-    def damage(self, uri: str, manifest: Manifest) -> list[str]:
+    def damage(self, uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
         wrong = []
         for file in manifest.files:
             try:
-                size, digest = self._hash(join(uri, file.path))
+                size, digest = self._hash(join(uri, file.path), heard)
             except FileNotFoundError:
                 wrong.append(f"{file.path} is missing")
                 continue
@@ -120,7 +119,7 @@ class S3Store(Store):
                 wrong.append(f"{file.path} differs from its hash")
         return wrong
 
-    def _hash(self, uri: str) -> tuple[int, str]:
+    def _hash(self, uri: str, heard: Heard) -> tuple[int, str]:
         """Size and sha256 of an object that is read and not kept."""
         digest, size = hashlib.sha256(), 0
         answer = self._call("get_object", uri)
@@ -129,6 +128,7 @@ class S3Store(Store):
                 while data := stream.read(s3_objects.CHUNK):
                     digest.update(data)
                     size += len(data)
+                    heard()
             except BotoCoreError as error:
                 raise StoreUnavailable(f"{uri}: {error}") from error
         if size != answer["ContentLength"]:
@@ -176,11 +176,11 @@ class S3Store(Store):
             return manifest
         return self.manifest(uri) or manifest
 
-    def _download(self, uri: str, target: Path) -> None:
+    def _download(self, uri: str, target: Path, heard: Heard) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         bucket, key = _split(uri)
         try:
-            self._client.download_file(bucket, key, str(target))
+            self._client.download_file(bucket, key, str(target), Callback=lambda _bytes: heard())
         except ClientError as error:
             raise _translate(error, uri) from error
         except (Boto3Error, BotoCoreError) as error:

@@ -65,7 +65,7 @@ def committed(output: str, kind: str = KIND) -> Iterator[Checkpoint]:
             yield Checkpoint(uri, int(name[1]), manifest)
 
 
-def newest(output: str, fingerprint: str, *, after: int = -1) -> Checkpoint | None:
+def newest(output: str, fingerprint: str, *, after: int = -1, heard: Heard = unheard) -> Checkpoint | None:
     """The newest checkpoint of a step later than `after` whose files are what their manifest says, if there is one.
 
     Raises:
@@ -80,27 +80,28 @@ def newest(output: str, fingerprint: str, *, after: int = -1) -> Checkpoint | No
                 f"{checkpoint.uri}: of training {checkpoint.manifest.fingerprint}, this one is {fingerprint}. Data, "
                 "base model or recipe differ: give it an output folder of its own."
             )
-        wrong = faults(checkpoint.uri, checkpoint.manifest)
+        wrong = faults(checkpoint.uri, checkpoint.manifest, heard)
         if not wrong:
             return checkpoint
         log.event("checkpoint_damaged", checkpoint=checkpoint.uri, why="; ".join(wrong[:3]), then="the one before it")
     return None
 
 
-def found(output: str, copies: str | None, fingerprint: str) -> Checkpoint | None:
+def found(output: str, copies: str | None, fingerprint: str, heard: Heard = unheard) -> Checkpoint | None:
     """The checkpoint to go on from: the newest whole one of the output, or of its copies where they have a newer one.
 
-    Only copies that are newer are fetched. Where their store does not answer, what is here does.
+    Only copies that are newer are fetched. Where their store does not answer, what is here does. `heard` is told that
+    hashing goes on.
 
     Raises:
         BadInput: the folder holds checkpoints of another training.
         StoreUnavailable: the output's store does not answer, or that of the copies while there is nothing here.
     """
-    here = newest(output, fingerprint)
+    here = newest(output, fingerprint, heard=heard)
     if copies is None:
         return here
     try:
-        there = newest(join(copies, fingerprint), fingerprint, after=here.step if here else -1)
+        there = newest(join(copies, fingerprint), fingerprint, after=here.step if here else -1, heard=heard)
     except (OSError, StoreUnavailable) as error:
         if here is None:
             raise
@@ -111,7 +112,7 @@ def found(output: str, copies: str | None, fingerprint: str) -> Checkpoint | Non
     return there or here
 
 
-def of_step(output: str, copies: str | None, fingerprint: str, step: int) -> Checkpoint:
+def of_step(output: str, copies: str | None, fingerprint: str, step: int, heard: Heard = unheard) -> Checkpoint:
     """The whole checkpoint of just this step, from the output or else from its copies.
 
     Raises:
@@ -120,7 +121,7 @@ def of_step(output: str, copies: str | None, fingerprint: str, step: int) -> Che
     wrong = []
     for place in (output, *([join(copies, fingerprint)] if copies else [])):
         try:
-            return verify(address(place, step))
+            return verify(address(place, step), heard)
         except BadInput as error:
             wrong.append(str(error))
     raise BadInput(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from refit import packed
+from refit import checked, packed
 from refit.errors import BadInput, BadSpec
 from refit.fingerprint import file_digest, training_fingerprint
 from refit.job import Job
-from refit.manifest import MANIFEST, Manifest, damage
+from refit.manifest import MANIFEST, Manifest
 from refit.packed import Packed
 from refit.spec import Train
 from refit.store import Heard, store_for, unheard
@@ -153,7 +153,7 @@ def _stage(uri: str, kind: str, heard: Heard) -> tuple[Path, Manifest]:
     used = manifest
     if kind == "dataset":
         used = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path.startswith(READ))})
-    wrong = damage(folder, used, heard=heard)
+    wrong = checked.damage(folder, used, heard)
     if wrong:
         raise BadInput(f"{uri}: the {kind} is damaged: {'; '.join(wrong[:3])}. Make it again.")
     return folder, manifest

@@ -187,7 +187,7 @@ class Launcher:
         """Hash the checkpoint that the ranks are to begin with, or that is the reference of all their steps."""
         if found is not None and self._train.objective != "dpo":
             return
-        begun = warm.verified(self._train, lambda: self._run.progress("warm start", 0, 1))
+        begun = warm.verified(self._train, self._waiting)
         if begun is not None and found is None and self._mode == "train":
             told = {"checkpoint": begun.uri, "step": begun.step, "digest": self._inputs.warm_start}
             self._run.event(State.RUNNING, f"begins with the weights of {begun.uri}", warm_start=told)
@@ -195,12 +195,12 @@ class Launcher:
     def _found(self, output: str) -> Checkpoint | None:
         """The checkpoint to go on from."""
         if self._mode == "train":
-            return checkpoints.found(output, self._train.checkpoint.copy_to, self._inputs.fingerprint)
+            return checkpoints.found(output, self._train.checkpoint.copy_to, self._inputs.fingerprint, self._waiting)
         if self._scene is None or self._scene.checkpoint is None:
             return None
         return checkpoints.of_step(
             str(self._run.job.options["of"]), self._train.checkpoint.copy_to, self._inputs.fingerprint,
-            self._scene.checkpoint,
+            self._scene.checkpoint, self._waiting,
         )  # fmt: skip
 
     def _listen(self, ranks: Ranks, timeout: float) -> dict[str, Any] | None:
@@ -265,6 +265,12 @@ class Launcher:
                 f"rank {member.number} ended by {how}\n{member.tail()}"
             )
         return None
+
+    def _waiting(self) -> None:
+        """Tell of life while there are no ranks to do so, and heed a stop: hashing a checkpoint may take minutes."""
+        if self._stop:
+            raise Preempted("told to stop before this launch; what was saved before stands")
+        self._show()
 
     def _show(self) -> None:
         now = time.monotonic()

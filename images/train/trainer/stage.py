@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
-import time
 from typing import Any
 
 from refit import log
 from refit.errors import BadInput
 from refit.job import Handler, JobRun, read_events
 from refit.manifest import Manifest
+from refit.progress import paced
 from refit.states import State
 from refit.store import Heard, join, store_for
 from trainer import checkpoints, metrics, tried, warm, writer
@@ -177,15 +176,7 @@ def _locate(run: JobRun) -> Inputs:
 
 def _beats(run: JobRun, phase: str) -> Heard:
     """Signs of life, no more often than the spec says, from what has no progress of its own to tell."""
-    last = -math.inf
-
-    def beat() -> None:
-        nonlocal last
-        if time.monotonic() - last >= run.spec.train.heartbeat_seconds:
-            last = time.monotonic()
-            run.progress(phase, 0, 1)
-
-    return beat
+    return paced(lambda: run.progress(phase, 0, 1), run.spec.train.heartbeat_seconds)
 
 
 def _last_loss(records: list[dict[str, Any]]) -> float | None:

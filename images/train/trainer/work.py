@@ -14,6 +14,7 @@ from torch import distributed
 
 from refit import domains
 from refit.errors import Diverged, PreflightRefused
+from refit.progress import paced
 from refit.store import store_for
 from trainer import checkpoints, collectives, early, engines, overfit, snapshot, tried, warm
 from trainer.batches import Loader
@@ -62,7 +63,7 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
         engine = _engine(task, loader)
         # Whole, or nothing is published: what was asked for is not replaced by what is at hand.
         copies = task.train.checkpoint.copy_to  # a training that was resumed from a copy may have it only there
-        found = checkpoints.of_step(task.job.output, copies, task.fingerprint, best.step)
+        found = checkpoints.of_step(task.job.output, copies, task.fingerprint, best.step, _beats(wire))
         snapshot.load(engine, task, found.uri)
     return {**export(engine, task, loader), "best": best.as_dict() if best else None}
 
@@ -194,6 +195,11 @@ def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[
     firsts: list[str | None] = [None] * task.ranks
     distributed.all_gather_object(firsts, probe.first)
     return {"replayed": why is not None, "losses": losses, "first": firsts}
+
+
+def _beats(wire: Wire) -> Callable[[], None]:
+    """A sign of life a second for as long as something is at work; a pipe is no place for one a megabyte."""
+    return paced(lambda: wire.send("beat"), 1.0)
 
 
 def _go_on(engine: Engine, task: Task) -> None:
