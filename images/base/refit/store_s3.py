@@ -16,10 +16,10 @@ from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from refit import files, s3_objects
+from refit import fetched, files, s3_objects
 from refit.errors import Damaged, StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
-from refit.store import Check, Copy, Draft, Heard, Store, cache_folder, join, unheard
+from refit.store import Check, Copy, Draft, Heard, Store, join, unheard
 
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket"}
 _TAKEN = {"412", "PreconditionFailed", "ConditionalRequestConflict"}
@@ -81,10 +81,18 @@ class S3Store(Store):
         if manifest is None:
             return self.copy(uri, heard).path
         # A committed folder never changes: its copy is named by its content.
-        target = cache_folder() / "fetched" / manifest.content_digest()
-        if target.is_dir() and not damage(target, manifest, hashes=False):
-            return target
-        draft = Path(tempfile.mkdtemp(dir=_made(target.parent)))
+        target = fetched.place() / manifest.content_digest()
+        while True:
+            if fetched.hold(target):
+                if not damage(target, manifest, hashes=False):
+                    return target
+                fetched.let_go(target)
+            self._fetch(uri, manifest, target, heard)
+
+    def _fetch(self, uri: str, manifest: Manifest, target: Path, heard: Heard) -> None:
+        """Bring a committed folder here, checked; where another one was faster, theirs stands."""
+        fetched.make_room(sum(file.size for file in manifest.files))
+        draft = fetched.draft()
         try:
             for name in [*(file.path for file in manifest.files), MANIFEST]:
                 self._download(join(uri, name), draft / name, heard)
@@ -97,13 +105,15 @@ class S3Store(Store):
                 # What is there is no copy that another one made at the same time: it makes room.
                 shutil.rmtree(target, ignore_errors=True)
                 files.rename_folder(draft, target)
+            if not draft.exists():
+                fetched.renamed(draft, target)
         finally:
+            fetched.let_go(draft)
             shutil.rmtree(draft, ignore_errors=True)
-        return target
 
     def copy(self, uri: str, heard: Heard = unheard) -> Copy:
         bucket, key = _split(uri)
-        return s3_objects.fetch(self._client, bucket, key, cache_folder() / "fetched" / "objects", heard)
+        return s3_objects.fetch(self._client, bucket, key, fetched.place() / "objects", heard)
 
     def damage(self, uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
         wrong = []
@@ -208,8 +218,3 @@ def _translate(error: ClientError, uri: str) -> Exception:
 def _split(uri: str) -> tuple[str, str]:
     parts = urlsplit(uri)
     return parts.netloc, parts.path.lstrip("/")
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
