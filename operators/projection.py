@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from refit.job import EVENTS, Job, read_events
+from refit.job import EVENTS, UNTOLD, Job, read_events
 from refit.sql import query
 from refit.store import join, store_for
 
@@ -116,6 +116,11 @@ def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: st
         query("project_state"),
         {"job": job.id, "facts": facts, "devices": devices, "host": hosts[-1] if hosts else None},
     )
+    if manifest is not None:  # its success, whatever the last event says: a kill may have come before that was told
+        database.execute(
+            query("project_commit"),
+            {"job": job.id, "devices": devices, "at": manifest.created, "reason": UNTOLD},
+        )  # fmt: skip
 
 
 def host_of(event: Mapping[str, Any]) -> str | None:

@@ -138,6 +138,8 @@ def tags_of(release: Release, manifests: Mapping[str, Manifest]) -> dict[str, st
         tags[f"refit.{role}.fingerprint"] = manifest.fingerprint
         if "dataset" in manifest.inputs:
             tags["refit.dataset"] = manifest.inputs["dataset"]
+        if "warm_start" in manifest.inputs:
+            tags["refit.warm_start"] = manifest.inputs["warm_start"]
         if "adapter" in manifest.outputs:
             tags["refit.adapter"] = manifest.outputs["adapter"]
         if manifest.code:

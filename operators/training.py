@@ -120,10 +120,12 @@ def _forget(job: Job) -> None:
 
 
 def training_folder(spec: Pipeline, dataset: str, prefix: str = "") -> str:
-    """Where a training lies: named by its spec, its dataset and its base model. Both must be committed."""
+    """Where a training lies: named by its spec, and by what it starts from, all of which must be committed."""
+    warm_start = spec.train.warm_start
     name = training_fingerprint(
-        spec.train, dataset=committed(dataset).content_digest(), base=committed(spec.train.base).content_digest()
-    )
+        spec.train, dataset=committed(dataset).content_digest(), base=committed(spec.train.base).content_digest(),
+        warm_start=committed(warm_start).content_digest() if warm_start else None,
+    )  # fmt: skip
     return join(run.store_uri(), "training", spec.name, prefix + name)
 
 

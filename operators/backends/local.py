@@ -41,8 +41,8 @@ PROGRAMS = {
 }
 """Which program does a job of this kind."""
 
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "REFIT_STORE", "REFIT_CACHE", "REFIT_COMPUTE_PYTHON",
-             proc.STACK_TAG)  # fmt: skip
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "REFIT_STORE", "REFIT_CACHE", "REFIT_CACHE_GIB",
+             "REFIT_COMPUTE_PYTHON", proc.STACK_TAG)  # fmt: skip
 """All that any job inherits: never a password, never a token. A data job has the connections of its sources besides."""
 
 STORE_ACCESS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",

@@ -28,6 +28,15 @@ FROM (SELECT * FROM job_events WHERE job = %(job)s ORDER BY sequence DESC LIMIT 
      (SELECT * FROM job_events WHERE job = %(job)s ORDER BY sequence LIMIT 1) AS first
 WHERE jobs.id = %(job)s;
 
+-- name: project_commit
+-- A job whose manifest is there has succeeded, and its time ran until then, also where no event could say so.
+UPDATE jobs SET
+    state = 'succeeded',
+    reason = %(reason)s,
+    ended_at = %(at)s,
+    device_seconds = greatest(device_seconds, coalesce(%(devices)s * extract(epoch FROM %(at)s - started_at), 0))
+WHERE id = %(job)s AND state <> 'succeeded';
+
 -- name: mark_job
 -- What a job cannot say of itself: that it was killed. A success stays a success.
 UPDATE jobs SET state = %(state)s, reason = %(reason)s, ended_at = now()

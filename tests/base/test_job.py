@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 from pathlib import Path
 
 import boto3
@@ -11,7 +13,7 @@ import pytest
 
 from refit import cli
 from refit.errors import BY_EXIT_CODE, BadRecords, Infrastructure, Occupied, Preempted, from_exit_code
-from refit.job import Job, JobRun, read_events, run
+from refit.job import UNTOLD, Job, JobRun, last_word, read_events, run
 from refit.manifest import Manifest
 from refit.pipeline import load
 from refit.states import NEXT, State, step
@@ -93,6 +95,65 @@ def test_a_job_whose_manifest_was_taken_away_is_done_anew_and_says_so(job: Job) 
     Path(job.output.removeprefix("file://"), "manifest.json").unlink()
     run(job, done)
     assert [event["state"] for event in events(job)] == ["running", "succeeded", "retrying", "running", "succeeded"]
+
+
+def killed_after_its_manifest(job: Job) -> None:
+    """A process that is killed between the job's manifest and the word of its success."""
+    if (child := os.fork()) == 0:
+        commit = JobRun.commit
+
+        def last_act(running: JobRun, manifest: Manifest) -> Manifest:
+            commit(running, manifest)
+            os.kill(os.getpid(), signal.SIGKILL)
+            return manifest
+
+        JobRun.commit = last_act  # type: ignore[method-assign]
+        try:
+            run(job, done)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def test_a_success_that_a_kill_kept_untold_is_told_by_who_finds_it(job: Job) -> None:
+    """It stood at "running" for ever: whoever came found the answer, and had nothing to say."""
+    killed_after_its_manifest(job)
+    assert [event["state"] for event in events(job)] == ["running"]
+    for attempt in (2, 3):
+        assert run(job.model_copy(update={"attempt": attempt}), done).facts == {"answer": 42}
+    assert [event["state"] for event in events(job)] == ["running", "succeeded"]
+    assert "manifest is there" in str(events(job)[-1]["reason"])
+
+
+def test_a_manifest_that_came_with_a_failure_is_a_success_in_the_end(job: Job) -> None:
+    """A store may do what it was asked, and fail to say so."""
+
+    def doubted(running: JobRun) -> Manifest:
+        running.commit(done(running))
+        raise Infrastructure("the store did not answer")
+
+    with pytest.raises(Infrastructure):
+        run(job, doubted)
+    run(job, done)
+    assert [event["state"] for event in events(job)] == ["running", "failed", "retrying", "running", "succeeded"]
+
+
+def test_who_wrote_the_manifest_may_say_so_after_who_found_it(job: Job) -> None:
+    def overtaken(running: JobRun) -> Manifest:
+        manifest = running.commit(done(running))
+        run(job, done)  # another process, at this moment
+        return manifest
+
+    run(job, overtaken)
+    assert [event["state"] for event in events(job)] == ["running", "succeeded"]
+
+
+def test_a_job_stands_by_its_manifest_before_its_events() -> None:
+    told = [{"sequence": 1, "state": "running", "reason": "attempt 1", "attempt": 1}]
+    assert last_word(told, committed=False) == told[0]
+    assert last_word(told, committed=True) == {**told[0], "state": "succeeded", "reason": UNTOLD}
+    assert last_word([], committed=False) == {}
 
 
 def test_an_event_that_cannot_follow_is_refused_and_not_recorded(job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,25 @@ def test_a_killed_job_is_marked_and_a_success_stays_one(
     projection.project(job)
     projection.mark(job, "failed", "too late")
     assert rows(database, "SELECT state, facts->>'loss' FROM jobs") == [("succeeded", "0.5")]
+
+
+def test_a_job_that_was_killed_after_its_manifest_has_succeeded_and_cost_its_time(
+    database: psycopg.Connection[Any], job: Job, tmp_path: Path
+) -> None:
+    """Its last event says that it runs, and nobody is left to say anything else."""
+    run = JobRun(job, tmp_path / "out")
+    run.event(State.RUNNING, "attempt 1 on a")
+    projection.project(job)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    run.commit(Manifest(kind="training", fingerprint="f", facts={"loss": 0.5}, created=later))
+    for _ in range(2):
+        projection.project(job)
+        projection.mark(job, "retrying", "node lost")
+    ((state, ended, spent, loss),) = rows(
+        database, "SELECT state, ended_at, device_seconds, facts->>'loss' FROM jobs"
+    )  # fmt: skip
+    assert (state, ended, loss) == ("succeeded", later, "0.5")
+    assert float(spent) == pytest.approx(4 * 3600, abs=60)
 
 
 def test_a_run_is_rewritten_by_its_last_word_and_an_alert_is_raised_once(database: psycopg.Connection[Any]) -> None:

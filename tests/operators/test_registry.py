@@ -36,6 +36,12 @@ def test_a_forced_verdict_is_seen_on_the_version():
     assert "refit.score_low" not in tags
 
 
+def test_a_version_tells_what_its_training_began_with():
+    training = Manifest(kind="train", fingerprint="t", inputs={"dataset": "d1", "warm_start": "c1"})
+    tags = registry.tags_of(RELEASE, {"training": training})
+    assert (tags["refit.dataset"], tags["refit.warm_start"]) == ("d1", "c1")
+
+
 def test_a_folder_is_linked_whole_or_not_at_all(tmp_path: Path):
     folder, target = tmp_path / "model", tmp_path / "run" / "model"
     (folder / "sub").mkdir(parents=True)

@@ -12,11 +12,11 @@ from operators import projection, run
 from operators.backends.local import LocalBackend
 from operators.early import EarlyOperator
 from operators.job import JobOperator
-from operators.training import DeepSpeedOperator
+from operators.training import DeepSpeedOperator, training_folder
 from refit import runs
-from refit.errors import GateRefused, Infrastructure
+from refit.errors import BadInput, GateRefused, Infrastructure
 from refit.job import read_events
-from refit.manifest import Manifest
+from refit.manifest import File, Manifest
 from refit.spec import Pipeline
 from refit.store import join, store_for
 
@@ -166,3 +166,22 @@ def test_where_there_is_nothing_to_look_at_any_more_the_look_is_skipped(
         finished(gone, context, fire)
     with pytest.raises(AirflowSkipException, match="the exam judges it"):
         stage("early", checkpoint="file:///o").execute(context)
+
+
+def test_a_training_that_begins_warm_has_its_own_folder_by_the_checkpoints_content(
+    stage: Callable[..., Any], spec: Pipeline, tmp_path: Any
+) -> None:
+    stage("train")  # commits dataset and base model
+    dataset = join((tmp_path / "store").as_uri(), "datasets/line/pack/d")
+    folders = {training_folder(spec, dataset)}
+    for name, digest in (("a", "1"), ("b", "2"), ("again", "2")):
+        uri = join((tmp_path / name).as_uri(), "checkpoints/step-8")
+        weights = File(path="state-rank-0.safetensors", size=1, sha256=digest)
+        made = Manifest(kind="checkpoint", fingerprint=name, files=(weights,))
+        store_for(uri).write(join(uri, "manifest.json"), made.model_dump_json().encode())
+        warm = spec.model_copy(update={"train": spec.train.model_copy(update={"warm_start": uri})})
+        folders.add(training_folder(warm, dataset))
+    assert len(folders) == 3
+    store_for(uri).remove(uri)
+    with pytest.raises(BadInput, match=r"no manifest\.json there"):
+        training_folder(warm, dataset)

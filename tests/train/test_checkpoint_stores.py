@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from refit.errors import BadInput, StoreUnavailable
+from refit.errors import BadInput, Preempted, StoreUnavailable
+from refit.job import STATUS, Job, JobRun
 from refit.manifest import Manifest
+from refit.pipeline import load
 from refit.store import cache_folder, join, store_for
 from refit.store_s3 import S3Store
-from trainer import checkpoints
+from trainer import checkpoints, writer
+from trainer.inputs import Inputs
+from trainer.launcher import Launcher
 
 TRAINING = "f" * 32
 
@@ -62,6 +67,41 @@ def test_an_outage_is_not_taken_for_damage(output: str, part: str, monkeypatch: 
     found = checkpoints.newest(output, TRAINING)
     assert found is not None
     assert found.step == 20
+
+
+def test_who_waits_for_a_large_checkpoint_is_told_that_it_goes_on(output: str, tmp_path: Path) -> None:
+    for place in (output, (tmp_path / "disk").as_uri()):
+        uri = checkpoints.address(place, 10)
+        with store_for(uri).publish(uri) as draft:
+            (draft.path / "weights").write_bytes(bytes(5 << 20))
+            draft.commit(Manifest(kind=checkpoints.KIND, fingerprint=TRAINING, facts={"step": 10}))
+        told: list[int] = []
+        checkpoints.verify(uri, lambda told=told: told.append(1))
+        assert len(told) > 5, "with every piece of a file, not only with every file"
+        told.clear()
+        assert checkpoints.found(place, None, TRAINING, lambda told=told: told.append(1)) is not None
+        assert len(told) > 5
+
+
+def launcher(folder: Path) -> Launcher:
+    """Of a training whose ranks are not started yet."""
+    spec = load(Path(__file__).resolve().parents[2] / "dags" / "pipelines" / "tiny.yaml")
+    job = Job.build("train", spec, store=folder.as_uri(), output=(folder / "out").as_uri())
+    nothing = Path("/nonexistent")
+    inputs = Inputs(dataset=nothing, dataset_digest="d", base=nothing, base_digest="b", fingerprint=TRAINING)
+    return Launcher(JobRun(job, folder / "out"), inputs, mode="train", dtype="float32", token="ours")
+
+
+def test_a_launcher_that_hashes_a_checkpoint_has_a_heartbeat_and_heeds_a_stop(tmp_path: Path) -> None:
+    mine, out = launcher(tmp_path), tmp_path / "out"
+    save(out.as_uri(), 10)
+    store_for(out.as_uri()).write(join(out.as_uri(), writer.TOKEN), b'{"token": "ours"}')
+    found = mine._found(out.as_uri())
+    assert found is not None
+    assert json.loads((out / STATUS).read_text())["heartbeat"] > 0
+    mine._stop = True
+    with pytest.raises(Preempted, match="before this launch"):
+        mine._found(out.as_uri())
 
 
 def test_damage_on_s3_is_passed_over_and_goes_once_it_is_proved(output: str) -> None:

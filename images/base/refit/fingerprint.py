@@ -10,7 +10,7 @@ import ast
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,15 +56,18 @@ def fingerprint(phase: str, code: str, spec: Any, inputs: Mapping[str, str]) -> 
     return digest({"phase": phase, "code": code, "spec": spec, "inputs": dict(inputs)})[:32]
 
 
-def training_fingerprint(train: BaseModel, *, dataset: str, base: str) -> str:
-    """The name of a training output; `dataset` and `base` are content digests.
+def training_fingerprint(train: BaseModel, *, dataset: str, base: str, warm_start: str | None = None) -> str:
+    """The name of a training output; `dataset`, `base` and `warm_start` (where there is one) are content digests.
 
     The operator computes it to find the folder, the trainer to check that the folder is its own.
     """
+    if (warm_start is None) != (getattr(train, "warm_start", None) is None):
+        raise ValueError("a training with train.warm_start is named by that checkpoint's content, and only such a one")
     fields = type(train).model_fields
     as_before = {name for name in getattr(train, "came_later", ()) if getattr(train, name) == fields[name].default}
     spec = train.model_dump(mode="json", exclude=as_before | set(getattr(train, "not_in_fingerprint", ())))
-    return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base})
+    begun = {"warm_start": warm_start} if warm_start is not None else {}
+    return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base, **begun})
 
 
 def layout(train: BaseModel) -> str:
@@ -92,10 +95,18 @@ def comparison_fingerprint(evaluate: BaseModel, *, candidate: str, champion: str
     return fingerprint("compare", RECIPE_VERSION["compare"], spec, {"candidate": candidate, "champion": champion})
 
 
-def file_digest(path: Path) -> str:
-    """sha256 of a file's bytes, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+PIECE = 1 << 20
+"""Bytes of a file that are hashed at once."""
+
+
+def file_digest(path: Path, heard: Callable[[], None] = lambda: None) -> str:
+    """sha256 of a file's bytes, in hex; `heard` is called with every piece, for a large file takes minutes."""
+    found, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
+    with path.open("rb", buffering=0) as handle:
+        while size := handle.readinto(piece):
+            found.update(piece[:size])
+            heard()
+    return found.hexdigest()
 
 
 @cache

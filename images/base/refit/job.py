@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from refit import files, fingerprint, log, states
-from refit.errors import BadInput, BadSpec, Occupied, Preempted, RefitError
+from refit.errors import BadInput, BadSpec, Occupied, Preempted, RefitError, StoreUnavailable
 from refit.manifest import MANIFEST, Manifest
 from refit.pipeline import explain
 from refit.spec import Pipeline
@@ -34,6 +34,9 @@ from refit.states import State
 from refit.store import FileStore, Store, cache_folder, join, store_for
 
 JOB, EVENTS, STATUS = "job.json", "events.jsonl", "status.json"
+
+UNTOLD = "its manifest is there; who wrote it was ended before it could say so"
+"""The reason of a success that a kill kept from being told."""
 
 
 class Job(BaseModel):
@@ -137,6 +140,16 @@ class JobRun:
         elif now is State.SUCCEEDED:
             self._record(State.RETRYING, "had succeeded, and its manifest is gone: it is done anew", checked=False)
 
+    def answered(self) -> None:
+        """Say of a job whose manifest is there that it has succeeded, where a kill kept that from being said."""
+        now = self._state()
+        if now is None or now is State.SUCCEEDED:  # nobody told anything, or all is told
+            return
+        self.again()
+        if now is not State.RUNNING:
+            self.event(State.RUNNING, "there is nothing left to do")
+        self.event(State.SUCCEEDED, UNTOLD)
+
     def _state(self) -> State | None:
         path = self.folder / EVENTS
         return _last(path)[1] if path.is_file() else None
@@ -145,6 +158,8 @@ class JobRun:
         # Locked, and read anew: a process that finds the job taken has told of itself in between.
         with self._lock, _locked(self.folder / EVENTS):
             sequence, now = _last(self.folder / EVENTS)
+            if now is state is State.SUCCEEDED:  # who found the manifest has said so before who wrote it could
+                return
             if checked and now is not None and not now is state is State.RUNNING:
                 states.step(now, state)
             record = {
@@ -179,6 +194,10 @@ def run(job: Job, handler: Handler) -> Manifest:
     done = store.manifest(job.output)
     if done is not None:
         log.event("answered", job=job.id, output=job.output)
+        try:
+            JobRun(job, _folder_of(job.output, store)).answered()
+        except (OSError, StoreUnavailable) as error:  # an answer is one also where nothing can be written
+            log.event("not_told", job=job.id, why=str(error))
         return done
     log.bind(job=job.id)
     folder = _folder_of(job.output, store)
@@ -244,6 +263,16 @@ def read_events(text: str) -> list[dict[str, Any]]:
         if isinstance(record, dict):
             records.append(record)
     return records
+
+
+def last_word(events: Sequence[dict[str, Any]], *, committed: bool) -> dict[str, Any]:
+    """The event by which a job stands; of a job that is `committed` a success, also where a kill kept it untold."""
+    last = events[-1] if events else {}
+    return {**last, "state": State.SUCCEEDED, "reason": UNTOLD} if committed and not _succeeded(last) else last
+
+
+def _succeeded(event: Mapping[str, Any]) -> bool:
+    return event.get("state") == State.SUCCEEDED
 
 
 def _last(path: Path) -> tuple[int, State | None]:

@@ -90,8 +90,8 @@ def damage(
 ) -> list[str]:
     """What differs between a folder and its manifest, in words; empty when it is whole.
 
-    `hashes=False` looks at names and sizes only: cheap, and blind to flipped bits. `heard` is called before each file:
-    hashing a large model takes minutes.
+    `hashes=False` looks at names and sizes only: cheap, and blind to flipped bits. `heard` is called before each file
+    and with every piece of it: hashing a large model takes minutes.
     """
     wrong = []
     for file in manifest.files:
@@ -101,6 +101,6 @@ def damage(
             wrong.append(f"{file.path} is missing")
         elif path.stat().st_size != file.size:
             wrong.append(f"{file.path} has {path.stat().st_size} bytes, the manifest says {file.size}")
-        elif hashes and fingerprint.file_digest(path) != file.sha256:
+        elif hashes and fingerprint.file_digest(path, heard) != file.sha256:
             wrong.append(f"{file.path} differs from its hash")
     return wrong

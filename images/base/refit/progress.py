@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 from refit.job import STATUS
@@ -49,6 +52,19 @@ def duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def paced(tell: Callable[[], None], every: float) -> Callable[[], None]:
+    """`tell`, called at most once in so many seconds, however often it is asked to."""
+    last = -math.inf
+
+    def now_and_then() -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            tell()
+
+    return now_and_then
 
 
 class Teller:

@@ -23,7 +23,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from refit import files, fingerprint, log
+from refit import fetched, files, fingerprint, log
 from refit.errors import StoreUnavailable
 from refit.store import Copy, Heard, unheard
 
@@ -61,13 +61,14 @@ def fetch(client: Any, bucket: str, key: str, folder: Path, heard: Heard = unhea
     """
     uri = f"s3://{bucket}/{key}"
     own = folder / fingerprint.digest([str(client.meta.endpoint_url), bucket, key])[:32]
-    own.mkdir(parents=True, exist_ok=True)
+    _held(own)
     for attempt in range(ATTEMPTS):
         version = _head(client, bucket, key, uri)
         path = own / fingerprint.digest([version.etag, version.size])[:32]
         known = _noted(path, version.size)
         if known:
             return Copy(path, known)
+        fetched.make_room(version.size)
         try:
             digest = _download(client, bucket, key, version, path, heard)
         except _Changed:
@@ -76,6 +77,13 @@ def fetch(client: Any, bucket: str, key: str, folder: Path, heard: Heard = unhea
         files.keep_newest(own, 2 * KEPT)  # copies and their notes
         return Copy(path, digest)
     raise StoreUnavailable(f"{uri}: the object was replaced {ATTEMPTS} times while it was fetched. Run again.")
+
+
+def _held(folder: Path) -> None:
+    """Have the folder of an object's copies, and hold it: it may be thrown away until then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while not fetched.hold(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _head(client: Any, bucket: str, key: str, uri: str) -> Version:

@@ -138,7 +138,7 @@ class Store(ABC):
         return Copy(path, file_digest(path))
 
     @abstractmethod
-    def damage(self, uri: str, manifest: Manifest) -> list[str]:
+    def damage(self, uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
         """What of a committed folder differs from its manifest, every byte read, in words; nothing is kept of it."""
 
     @abstractmethod
@@ -210,8 +210,8 @@ class FileStore(Store):
             raise FileNotFoundError(uri)
         return path
 
-    def damage(self, uri: str, manifest: Manifest) -> list[str]:
-        return damage(self.path(uri), manifest)
+    def damage(self, uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
+        return damage(self.path(uri), manifest, heard=heard)
 
     def remove(self, uri: str) -> None:
         folder = self.path(uri)

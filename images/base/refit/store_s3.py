@@ -16,10 +16,10 @@ from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from refit import files, s3_objects
+from refit import fetched, files, s3_objects
 from refit.errors import Damaged, StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
-from refit.store import Check, Copy, Draft, Heard, Store, cache_folder, join, unheard
+from refit.store import Check, Copy, Draft, Heard, Store, join, unheard
 
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket"}
 _TAKEN = {"412", "PreconditionFailed", "ConditionalRequestConflict"}
@@ -81,36 +81,45 @@ class S3Store(Store):
         if manifest is None:
             return self.copy(uri, heard).path
         # A committed folder never changes: its copy is named by its content.
-        target = cache_folder() / "fetched" / manifest.content_digest()
-        if target.is_dir() and not damage(target, manifest, hashes=False):
-            return target
-        draft = Path(tempfile.mkdtemp(dir=_made(target.parent)))
+        target = fetched.place() / manifest.content_digest()
+        while True:
+            if fetched.hold(target):
+                if not damage(target, manifest, hashes=False):
+                    return target
+                fetched.let_go(target)
+            self._fetch(uri, manifest, target, heard)
+
+    def _fetch(self, uri: str, manifest: Manifest, target: Path, heard: Heard) -> None:
+        """Bring a committed folder here, checked; where another one was faster, theirs stands."""
+        fetched.make_room(sum(file.size for file in manifest.files))
+        draft = fetched.draft()
         try:
             for name in [*(file.path for file in manifest.files), MANIFEST]:
-                self._download(join(uri, name), draft / name)
-                heard()
-            wrong = damage(draft, manifest)
+                self._download(join(uri, name), draft / name, heard)
+            wrong = damage(draft, manifest, heard=heard)
             if wrong:
                 # The way here can damage too (a torn answer leaves a hole): what is there is read once more.
-                kind = Damaged if self.damage(uri, manifest) else StoreUnavailable
+                kind = Damaged if self.damage(uri, manifest, heard) else StoreUnavailable
                 raise kind(f"{uri}: what was fetched is damaged: {'; '.join(wrong[:3])}.")
             if not files.rename_folder(draft, target) and damage(target, manifest, hashes=False):
                 # What is there is no copy that another one made at the same time: it makes room.
                 shutil.rmtree(target, ignore_errors=True)
                 files.rename_folder(draft, target)
+            if not draft.exists():
+                fetched.renamed(draft, target)
         finally:
+            fetched.let_go(draft)
             shutil.rmtree(draft, ignore_errors=True)
-        return target
 
     def copy(self, uri: str, heard: Heard = unheard) -> Copy:
         bucket, key = _split(uri)
-        return s3_objects.fetch(self._client, bucket, key, cache_folder() / "fetched" / "objects", heard)
+        return s3_objects.fetch(self._client, bucket, key, fetched.place() / "objects", heard)
 
-    def damage(self, uri: str, manifest: Manifest) -> list[str]:
+    def damage(self, uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
         wrong = []
         for file in manifest.files:
             try:
-                size, digest = self._hash(join(uri, file.path))
+                size, digest = self._hash(join(uri, file.path), heard)
             except FileNotFoundError:
                 wrong.append(f"{file.path} is missing")
                 continue
@@ -120,7 +129,7 @@ class S3Store(Store):
                 wrong.append(f"{file.path} differs from its hash")
         return wrong
 
-    def _hash(self, uri: str) -> tuple[int, str]:
+    def _hash(self, uri: str, heard: Heard) -> tuple[int, str]:
         """Size and sha256 of an object that is read and not kept."""
         digest, size = hashlib.sha256(), 0
         answer = self._call("get_object", uri)
@@ -129,6 +138,7 @@ class S3Store(Store):
                 while data := stream.read(s3_objects.CHUNK):
                     digest.update(data)
                     size += len(data)
+                    heard()
             except BotoCoreError as error:
                 raise StoreUnavailable(f"{uri}: {error}") from error
         if size != answer["ContentLength"]:
@@ -176,11 +186,11 @@ class S3Store(Store):
             return manifest
         return self.manifest(uri) or manifest
 
-    def _download(self, uri: str, target: Path) -> None:
+    def _download(self, uri: str, target: Path, heard: Heard) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         bucket, key = _split(uri)
         try:
-            self._client.download_file(bucket, key, str(target))
+            self._client.download_file(bucket, key, str(target), Callback=lambda _bytes: heard())
         except ClientError as error:
             raise _translate(error, uri) from error
         except (Boto3Error, BotoCoreError) as error:
@@ -208,8 +218,3 @@ def _translate(error: ClientError, uri: str) -> Exception:
 def _split(uri: str) -> tuple[str, str]:
     parts = urlsplit(uri)
     return parts.netloc, parts.path.lstrip("/")
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -14,7 +14,8 @@ from refit.proc import STACK_TAG
 from standalone.home import Home, root
 from standalone.ports import HOST, Ports
 
-_GIVEN = ("REFIT_CACHE", "REFIT_STORE", "REFIT_PIPELINES", "REFIT_SQL", "REFIT_BACKEND", "REFIT_COMPUTE_PYTHON")
+_GIVEN = ("REFIT_CACHE", "REFIT_CACHE_GIB", "REFIT_STORE", "REFIT_PIPELINES", "REFIT_SQL", "REFIT_BACKEND",
+          "REFIT_COMPUTE_PYTHON")  # fmt: skip
 """What a person (or a test) may point elsewhere; everything else follows from the home and the ports."""
 
 _OTHER_WORK = ("AIRFLOW", "PG", "MLFLOW_", "SUPERVISOR_")

@@ -18,7 +18,7 @@ _LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "COPYING")
 
 def render(
     job: Job, facts: dict[str, Any], *, base_digest: str, dataset_digest: str, dataset_fingerprint: str,
-    licence: str | None = None, evaluation: Evaluation = None,
+    warm_start_digest: str | None = None, licence: str | None = None, evaluation: Evaluation = None,
 ) -> str:  # fmt: skip
     """The card. `facts` are the model's: steps, loss, tokens (what is not known is left out)."""
     train = job.spec.train
@@ -29,6 +29,7 @@ def render(
     ]  # fmt: skip
     rows = [
         ("base model", f"`{job.inputs.get('base') or train.base}` (content `{base_digest[:32]}`)"),
+        ("begun with", f"`{train.warm_start}` (content `{warm_start_digest[:32]}`)" if warm_start_digest else None),
         ("data set", f"`{job.inputs['dataset']}` (fingerprint `{dataset_fingerprint}`, content "
                      f"`{dataset_digest[:32]}`)"),
         ("recipe", ", ".join(recipe)),

@@ -65,7 +65,7 @@ def committed(output: str, kind: str = KIND) -> Iterator[Checkpoint]:
             yield Checkpoint(uri, int(name[1]), manifest)
 
 
-def newest(output: str, fingerprint: str, *, after: int = -1) -> Checkpoint | None:
+def newest(output: str, fingerprint: str, *, after: int = -1, heard: Heard = unheard) -> Checkpoint | None:
     """The newest checkpoint of a step later than `after` whose files are what their manifest says, if there is one.
 
     Raises:
@@ -80,27 +80,28 @@ def newest(output: str, fingerprint: str, *, after: int = -1) -> Checkpoint | No
                 f"{checkpoint.uri}: of training {checkpoint.manifest.fingerprint}, this one is {fingerprint}. Data, "
                 "base model or recipe differ: give it an output folder of its own."
             )
-        wrong = faults(checkpoint.uri, checkpoint.manifest)
+        wrong = faults(checkpoint.uri, checkpoint.manifest, heard)
         if not wrong:
             return checkpoint
         log.event("checkpoint_damaged", checkpoint=checkpoint.uri, why="; ".join(wrong[:3]), then="the one before it")
     return None
 
 
-def found(output: str, copies: str | None, fingerprint: str) -> Checkpoint | None:
+def found(output: str, copies: str | None, fingerprint: str, heard: Heard = unheard) -> Checkpoint | None:
     """The checkpoint to go on from: the newest whole one of the output, or of its copies where they have a newer one.
 
-    Only copies that are newer are fetched. Where their store does not answer, what is here does.
+    Only copies that are newer are fetched. Where their store does not answer, what is here does. `heard` is told that
+    hashing goes on.
 
     Raises:
         BadInput: the folder holds checkpoints of another training.
         StoreUnavailable: the output's store does not answer, or that of the copies while there is nothing here.
     """
-    here = newest(output, fingerprint)
+    here = newest(output, fingerprint, heard=heard)
     if copies is None:
         return here
     try:
-        there = newest(join(copies, fingerprint), fingerprint, after=here.step if here else -1)
+        there = newest(join(copies, fingerprint), fingerprint, after=here.step if here else -1, heard=heard)
     except (OSError, StoreUnavailable) as error:
         if here is None:
             raise
@@ -111,7 +112,7 @@ def found(output: str, copies: str | None, fingerprint: str) -> Checkpoint | Non
     return there or here
 
 
-def of_step(output: str, copies: str | None, fingerprint: str, step: int) -> Checkpoint:
+def of_step(output: str, copies: str | None, fingerprint: str, step: int, heard: Heard = unheard) -> Checkpoint:
     """The whole checkpoint of just this step, from the output or else from its copies.
 
     Raises:
@@ -120,7 +121,7 @@ def of_step(output: str, copies: str | None, fingerprint: str, step: int) -> Che
     wrong = []
     for place in (output, *([join(copies, fingerprint)] if copies else [])):
         try:
-            return verify(address(place, step))
+            return verify(address(place, step), heard)
         except BadInput as error:
             wrong.append(str(error))
     raise BadInput(
@@ -177,19 +178,19 @@ def skipped(uri: str) -> list[int]:
     return list(store_for(uri).require(uri, KIND).facts.get("skipped", ()))
 
 
-def faults(uri: str, manifest: Manifest) -> list[str]:
-    """What is wrong with a checkpoint, in words; empty when it is whole."""
+def faults(uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
+    """What is wrong with a checkpoint, in words; empty when it is whole. `heard` is told that hashing goes on."""
     if manifest.kind != (kind := kind_of(uri)):
         return [f"it is a {manifest.kind}, not a {kind}"]
     try:
-        place = store_for(uri).local(uri)
+        place = store_for(uri).local(uri, heard)
     except (Damaged, FileNotFoundError) as error:
         return [str(error)]
-    return damage(place, manifest)
+    return damage(place, manifest, heard=heard)
 
 
-def verify(uri: str) -> Checkpoint:
-    """The checkpoint at an address, with every file hashed.
+def verify(uri: str, heard: Heard = unheard) -> Checkpoint:
+    """The checkpoint at an address, with every file hashed; `heard` is told that it goes on.
 
     Raises:
         BadInput: it is not a complete checkpoint; the message names the file and the reason.
@@ -200,7 +201,7 @@ def verify(uri: str) -> Checkpoint:
         manifest = store_for(uri).require(uri, kind_of(uri))
     except Damaged as error:
         raise BadInput(str(error)) from error
-    wrong = faults(uri, manifest)
+    wrong = faults(uri, manifest, heard)
     if wrong:
         raise BadInput("\n".join(f"{uri}: {fault}" for fault in wrong))
     return Checkpoint(uri, int(manifest.facts["step"]), manifest)

@@ -7,7 +7,7 @@ from typing import Any
 
 from refit import cli, job
 from refit.errors import BadInput
-from refit.job import EVENTS, STATUS, Job, read_events
+from refit.job import EVENTS, STATUS, Job, last_word, read_events
 from refit.manifest import MANIFEST
 from refit.store import join, store_for
 from trainer import checkpoints, cli_bases, cli_plan, metrics, prometheus, tried
@@ -153,14 +153,15 @@ def _status(arguments: argparse.Namespace) -> dict[str, Any] | None:
         )
         print(told, end="")
         return None
-    last = events[-1] if events else {}
+    committed = store.manifest(output) is not None
+    last = last_word(events, committed=committed)
     return {
         "output": output,
         "state": last.get("state"),
         "reason": last.get("reason"),
         "attempt": last.get("attempt"),
         "checkpoints": [found.step for found in checkpoints.committed(output)],
-        "complete": store.manifest(output) is not None,
+        "complete": committed,
         **{key: status.get(key) for key in ("phase", "done", "total", "loss", "tokens_per_second", "seconds_left",
                                             "heartbeat", "resumed_from")},
     }  # fmt: skip

@@ -205,14 +205,14 @@ class Engine:
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Go on from the state in a folder, whatever ranks wrote it; of an engine that has taken no step.
 
-        With `weights_only` the optimizer's moments stay 0: to look at the model, not to train it on.
+        With `weights_only` the optimizer is as before its first step: to look at the model, or to begin with it.
 
         Raises:
             BadInput: it is not all there.
         """
         stage = self._train.zero_stage
         with torch.no_grad(), Reader(folder) as reader:
-            fragments.prepare(self._engine, stage, reader.steps)
+            fragments.prepare(self._engine, stage, 0 if weights_only else reader.steps)
             # At stage 0 every rank has all of it, and one writes it.
             pieces = list(self._pieces(0 if stage == 0 else self._rank))
             reader.fill(pieces, (fragments.WEIGHT,) if weights_only else fragments.KINDS)

@@ -68,7 +68,7 @@ class Engine(Protocol):
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Go on from the state in a folder, whatever ranks wrote it; of an engine that has taken no step.
 
-        With `weights_only` the optimizer's moments stay 0: to look at the model, not to train it on.
+        With `weights_only` the optimizer is as before its first step: to look at the model, or to begin with it.
 
         Raises:
             BadInput: it is not all there.

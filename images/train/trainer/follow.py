@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from refit.errors import BadInput
-from refit.job import EVENTS, read_events
+from refit.job import EVENTS, last_word, read_events
 from refit.progress import status_of
 from refit.store import join, store_for
 from trainer import checkpoints, view
@@ -29,9 +29,10 @@ def look(output: str, tail: Tail) -> Scene:
         events = read_events(store_for(output).read(join(output, EVENTS)).decode(errors="replace"))
     except FileNotFoundError as error:
         raise BadInput(f"{output}: no job has run there. Give the exact output folder.") from error
+    committed = store_for(output).manifest(output) is not None
     newest = next(checkpoints.committed(output), None)
     return Scene(
-        event=events[-1] if events else {}, status=status_of(output) or {}, records=tail.read(),
+        event=last_word(events, committed=committed), status=status_of(output) or {}, records=tail.read(),
         checkpoint=(newest.step, newest.manifest.created.timestamp()) if newest else None,
     )  # fmt: skip
 

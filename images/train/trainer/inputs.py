@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from refit import packed
+from refit import checked, packed
 from refit.errors import BadInput, BadSpec
 from refit.fingerprint import file_digest, training_fingerprint
 from refit.job import Job
-from refit.manifest import MANIFEST, Manifest, damage
+from refit.manifest import MANIFEST, Manifest
 from refit.packed import Packed
 from refit.spec import Train
 from refit.store import Heard, store_for, unheard
+from trainer import warm
 
 READ = ("train.", "validation.")
 """What a training reads of a dataset begins so."""
@@ -20,20 +21,31 @@ READ = ("train.", "validation.")
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Both inputs on this machine's disk, their content digests, and the name of the training that follows."""
+    """Both inputs on this machine's disk, their content digests, and the name of the training that follows.
+
+    `warm_start` is the content digest of the checkpoint that it begins with, if it does.
+    """
 
     dataset: Path
     dataset_digest: str
     base: Path
     base_digest: str
     fingerprint: str
+    warm_start: str | None = None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What a manifest says that it was made from: content digests by role."""
+        begun = {"warm_start": self.warm_start} if self.warm_start else {}
+        return {"dataset": self.dataset_digest, "base": self.base_digest, **begun}
 
 
 def locate(job: Job, heard: Heard = unheard) -> Inputs:
     """Stage both inputs and check that they fit together; `heard` is told now and then that it goes on.
 
     Raises:
-        BadInput: one is missing, damaged or of another kind, or the dataset was made with another tokenizer.
+        BadInput: one is missing, damaged or of another kind, the dataset was made with another tokenizer, or the
+            checkpoint to begin with does not fit.
     """
     train = job.spec.train
     supported(train)
@@ -49,14 +61,19 @@ def locate(job: Job, heard: Heard = unheard) -> Inputs:
             "base model."
         )
     _has_a_row_for_each_token(split, base_manifest, base_uri)
+    warm_start = warm.fit(train, base_manifest.content_digest())
     return Inputs(
         dataset=dataset,
         dataset_digest=dataset_manifest.content_digest(),
         base=base,
         base_digest=base_manifest.content_digest(),
         fingerprint=training_fingerprint(
-            train, dataset=dataset_manifest.content_digest(), base=base_manifest.content_digest()
+            train,
+            dataset=dataset_manifest.content_digest(),
+            base=base_manifest.content_digest(),
+            warm_start=warm_start,
         ),
+        warm_start=warm_start,
     )
 
 
@@ -80,6 +97,7 @@ def name_of(train: Train, dataset: str, base: str) -> str:
         train,
         dataset=_manifest(folder_of(dataset), "dataset").content_digest(),
         base=_manifest(base, "model").content_digest(),
+        warm_start=warm.digest_of(train),
     )
 
 
@@ -150,7 +168,7 @@ def _stage(uri: str, kind: str, heard: Heard) -> tuple[Path, Manifest]:
     used = manifest
     if kind == "dataset":
         used = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path.startswith(READ))})
-    wrong = damage(folder, used, heard=heard)
+    wrong = checked.damage(folder, used, heard)
     if wrong:
         raise BadInput(f"{uri}: the {kind} is damaged: {'; '.join(wrong[:3])}. Make it again.")
     return folder, manifest

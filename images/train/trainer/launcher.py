@@ -29,7 +29,7 @@ from refit.errors import (
 )
 from refit.job import JobRun
 from refit.states import State
-from trainer import checkpoints, grace, metrics, prometheus, tried, writer
+from trainer import checkpoints, grace, metrics, prometheus, tried, warm, writer
 from trainer import scene as scenes
 from trainer.checkpoints import Checkpoint
 from trainer.idle import Idle, Idleness
@@ -167,6 +167,7 @@ class Launcher:
         checkpoints.clear_drafts(output)
         found = self._found(output)
         self.resumed_from = found.step if found else None
+        self._look_at_warm_start(found)
         metrics.download(self._run.folder, output)
         metrics.rewind(self._run.folder, found.step if found else 0)
         done = metrics.read(self._run.folder)
@@ -175,7 +176,8 @@ class Launcher:
         self._watch = Watch(self._run.event, ranks=self._train.ranks, zero_stage=self._train.zero_stage, history=done)
         return Task(
             mode=self._mode, job=self._run.job, fingerprint=self._inputs.fingerprint, dataset=self._inputs.dataset,
-            base=self._inputs.base, folder=self._run.folder, token=self._token, ranks=self._train.ranks,
+            base=self._inputs.base, base_digest=self._inputs.base_digest, folder=self._run.folder, token=self._token,
+            ranks=self._train.ranks,
             # Arithmetic does not change under way, not even on another machine.
             dtype=found.manifest.facts["dtype"] if found else self._dtype,
             rendezvous=self._run.folder / "ranks" / "rendezvous",
@@ -183,15 +185,24 @@ class Launcher:
             until=self._scene.step - 1 if self._scene else 0,
         )  # fmt: skip
 
+    def _look_at_warm_start(self, found: Checkpoint | None) -> None:
+        """Hash the checkpoint that the ranks are to begin with, or that is the reference of all their steps."""
+        if found is not None and self._train.objective != "dpo":
+            return
+        begun = warm.verified(self._train, self._waiting)
+        if begun is not None and found is None and self._mode == "train":
+            told = {"checkpoint": begun.uri, "step": begun.step, "digest": self._inputs.warm_start}
+            self._run.event(State.RUNNING, f"begins with the weights of {begun.uri}", warm_start=told)
+
     def _found(self, output: str) -> Checkpoint | None:
         """The checkpoint to go on from."""
         if self._mode == "train":
-            return checkpoints.found(output, self._train.checkpoint.copy_to, self._inputs.fingerprint)
+            return checkpoints.found(output, self._train.checkpoint.copy_to, self._inputs.fingerprint, self._waiting)
         if self._scene is None or self._scene.checkpoint is None:
             return None
         return checkpoints.of_step(
             str(self._run.job.options["of"]), self._train.checkpoint.copy_to, self._inputs.fingerprint,
-            self._scene.checkpoint,
+            self._scene.checkpoint, self._waiting,
         )  # fmt: skip
 
     def _listen(self, ranks: Ranks, timeout: float) -> dict[str, Any] | None:
@@ -269,6 +280,12 @@ class Launcher:
                 f"rank {member.number} ended by {how}\n{member.tail()}"
             )
         return None
+
+    def _waiting(self) -> None:
+        """Tell of life while there are no ranks to do so, and heed a stop: hashing a checkpoint may take minutes."""
+        if self._stop:
+            raise Preempted("told to stop before this launch; what was saved before stands")
+        self._show()
 
     def _show(self) -> None:
         now = time.monotonic()

@@ -123,13 +123,13 @@ class PlainEngine:
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Go on from the state in a folder, whatever engine and ranks wrote it; of an engine that has taken no step.
 
-        With `weights_only` the optimizer's moments stay 0: to look at the model, not to train it on.
+        With `weights_only` the optimizer is as before its first step: to look at the model, or to begin with it.
 
         Raises:
             BadInput: it is not all there.
         """
         with torch.no_grad(), Reader(folder) as reader:
-            fragments.prepare(self, STAGE, reader.steps)
+            fragments.prepare(self, STAGE, 0 if weights_only else reader.steps)
             kinds = (fragments.WEIGHT,) if weights_only else fragments.KINDS
             reader.fill(list(fragments.of(self, STAGE, 0)), kinds)
 

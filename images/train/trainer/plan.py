@@ -38,7 +38,8 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
     epochs = train.max_steps * per_step / packs.count if packs.count else None
     tokens = train.max_steps * tokens_per_step
     once = packs.tokens * (packs.count or train.max_steps * per_step)
-    read = reference_tokens(train.objective, train.method, tokens=tokens, once=once)
+    asked_once = "full" if train.warm_start else train.method  # then a fresh adapter is no reference
+    read = reference_tokens(train.objective, asked_once, tokens=tokens, once=once)
     reference = 2 * parameters * read
     flops = flops_of(parameters, trainable, tokens) + reference
     memory = memory_of(
@@ -58,6 +59,9 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
         f"arithmetic in {dtype}, trained weights and optimizer in float32, ZeRO stage {train.zero_stage}",
         why_seconds,
     ]
+    if train.warm_start:
+        why.append(f"begins with the weights of {train.warm_start}, a fresh optimizer, and {train.warmup_steps} steps "
+                   "of warm-up")  # fmt: skip
     if train.of_pairs:
         why.append(
             f"{train.objective}: a pair is two sequences in one pack; the reference model reads {read:,.0f} tokens "

@@ -21,7 +21,7 @@ def publish(folder: Path, kind: str, inputs: Inputs, facts: dict[str, Any], *, u
     """
     manifest = Manifest(
         kind=kind, fingerprint=inputs.fingerprint, facts=facts, files=describe(folder),
-        inputs={"dataset": inputs.dataset_digest, "base": inputs.base_digest},
+        inputs=inputs.digests,
     )  # fmt: skip
     digest = manifest.content_digest()
     uri = uri or join(below, digest[:32])
@@ -43,6 +43,6 @@ def lay_card(uri: str, job: Job, inputs: Inputs, facts: dict[str, Any], evaluati
     text = card.render(
         job, facts, base_digest=inputs.base_digest, dataset_digest=inputs.dataset_digest,
         dataset_fingerprint=made_from.fingerprint if made_from else "unknown",
-        licence=card.licence_of(inputs.base), evaluation=evaluation,
+        warm_start_digest=inputs.warm_start, licence=card.licence_of(inputs.base), evaluation=evaluation,
     )  # fmt: skip
     store_for(uri).create(join(uri, card.CARD), text.encode())

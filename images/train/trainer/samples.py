@@ -11,14 +11,16 @@ from torch import Tensor
 
 from refit.packed import Packed
 from refit.spec import Train
+from refit.store import store_for
 from trainer import reference
 from trainer.batches import Loader
 from trainer.inputs import train_split, validation_split
-from trainer.objective import Objective, attention_for, load
+from trainer.objective import Objective, attention_for, build, load
 from trainer.order import packs_of_step
 from trainer.pairs import PairLoader, counts, to_pairs
 from trainer.preference import log_probabilities
 from trainer.reference import Reference
+from trainer.state import Reader
 from trainer.task import Task
 from trainer.tensor_parallel import share
 
@@ -27,12 +29,16 @@ Beat = Callable[[], None]
 
 
 def loader_of(task: Task, rank: int, beat: Beat) -> Loader:
-    """The loader of a task; all ranks together, for a full training with DPO asks the base model first."""
+    """The loader of a task; all ranks together, a training with DPO asks what it begins with first.
+
+    Where that is a fresh adapter nothing is asked: the reference is the same model with its adapter off.
+    """
     train, split = task.train, train_split(task.dataset, task.train)
     own, shares = share(rank, task.ranks, train.tensor_parallel)
     if not train.of_pairs:
         return Loader(split, train, rank=own, ranks=shares)
-    if train.objective != "dpo" or train.method != "full" or task.mode == "export":
+    with_adapter = train.method != "full" and train.warm_start is None  # its reference is the adapter's absence
+    if train.objective != "dpo" or with_adapter or task.mode == "export":
         return PairLoader(split, train, rank=own, ranks=shares)
     steps = {"train": train.max_steps, "smoke": train.smoke_steps}.get(task.mode, task.until + 1)
     known = _reference(task, split, "train", _packs_of(train, split, steps), beat)
@@ -52,11 +58,23 @@ def _packs_of(train: Train, split: Packed, steps: int) -> Index:
     return np.unique(np.concatenate(seen))
 
 
+def _beginning(task: Task, length: int) -> Objective:
+    """The model as the training begins with it, in what the training multiplies in, without dropout."""
+    train, uri = task.train, task.train.warm_start
+    if uri is None:  # and full: float32 weights
+        base = load(task.base, dtype=torch.float32, attention=attention_for(length)).eval()
+        return Objective(base, bfloat16=task.dtype == "bfloat16")
+    objective = build(task.base, train, dtype=task.dtype, length=length)
+    with torch.no_grad(), Reader(store_for(uri).local(uri)) as reader:
+        for name, parameter in objective.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(reader.whole(name, parameter.numel()).view_as(parameter))
+    return objective.eval()
+
+
 def _reference(task: Task, split: Packed, name: str, packs: Index, beat: Beat) -> Reference:
     def make() -> Reference:
-        # As it is trained: float32 weights, multiplied in what the training multiplies in.
-        base = load(task.base, dtype=torch.float32, attention=attention_for(split.header.length)).eval()
-        objective = Objective(base, bfloat16=task.dtype == "bfloat16")
+        objective = _beginning(task, split.header.length)
 
         @torch.no_grad()
         def say(asked: Index) -> Tensor:

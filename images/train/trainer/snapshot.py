@@ -17,7 +17,7 @@ from refit import files
 from refit.errors import BadInput, Infrastructure
 from refit.manifest import Manifest
 from refit.store import Draft, join, store_for
-from trainer import checkpoints, writer
+from trainer import checkpoints, warm, writer
 from trainer.engines import Engine
 from trainer.fragments import WEIGHT
 from trainer.state import State
@@ -66,7 +66,10 @@ def commit(draft: Draft, task: Task, step: int, kind: str, facts: dict[str, Any]
     uri = checkpoints.address(task.job.output, step, kind)
     _still_ours(task)
     store_for(uri).remove(uri)  # of a future that was abandoned, or damaged: this one takes its place
-    facts = {"step": step, "ranks": task.ranks, "zero_stage": task.train.zero_stage, **facts}
+    of = warm.weights_of(task.train, task.base_digest)
+    facts = {
+        "step": step, "ranks": task.ranks, "zero_stage": task.train.zero_stage, warm.WEIGHTS_OF: of, **facts
+    }  # fmt: skip
     draft.commit(Manifest(kind=kind, fingerprint=task.fingerprint, facts=facts), check=lambda: _still_ours(task))
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
-import time
 from typing import Any
 
 from refit import log
 from refit.errors import BadInput
 from refit.job import Handler, JobRun, read_events
 from refit.manifest import Manifest
+from refit.progress import paced
 from refit.states import State
 from refit.store import Heard, join, store_for
-from trainer import checkpoints, metrics, tried, writer
+from trainer import checkpoints, metrics, tried, warm, writer
 from trainer import scene as scenes
 from trainer.inputs import Inputs, locate
 from trainer.launcher import Launcher
@@ -146,7 +145,8 @@ def early(run: JobRun) -> Manifest:
 
     inputs, beat = _locate(run), _beats(run, "early")
     beat()  # hashing a large checkpoint takes its time, from here
-    found = checkpoints.verify(str(run.job.options.get("checkpoint")))
+    found = checkpoints.verify(str(run.job.options.get("checkpoint")), beat)
+    warm.verified(run.spec.train, beat)
     if inputs.fingerprint != found.manifest.fingerprint:
         raise BadInput(f"{found.uri}: of training {found.manifest.fingerprint}, this one is {inputs.fingerprint}.")
     facts = launch(task_of(run.job, inputs, found, run.folder, "early"), beat)
@@ -176,15 +176,7 @@ def _locate(run: JobRun) -> Inputs:
 
 def _beats(run: JobRun, phase: str) -> Heard:
     """Signs of life, no more often than the spec says, from what has no progress of its own to tell."""
-    last = -math.inf
-
-    def beat() -> None:
-        nonlocal last
-        if time.monotonic() - last >= run.spec.train.heartbeat_seconds:
-            last = time.monotonic()
-            run.progress(phase, 0, 1)
-
-    return beat
+    return paced(lambda: run.progress(phase, 0, 1), run.spec.train.heartbeat_seconds)
 
 
 def _last_loss(records: list[dict[str, Any]]) -> float | None:
@@ -206,5 +198,5 @@ HANDLERS: dict[str, Handler] = {
 def _manifest(kind: str, inputs: Inputs, *, facts: dict[str, Any], outputs: dict[str, str] | None = None) -> Manifest:
     return Manifest(
         kind=kind, fingerprint=inputs.fingerprint, facts=facts, outputs=outputs or {},
-        inputs={"dataset": inputs.dataset_digest, "base": inputs.base_digest},
+        inputs=inputs.digests,
     )  # fmt: skip

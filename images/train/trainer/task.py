@@ -32,6 +32,7 @@ class Task(BaseModel):
     fingerprint: str
     dataset: Path
     base: Path
+    base_digest: str = ""
     folder: Path
     dtype: Arithmetic
     token: str

@@ -14,8 +14,9 @@ from torch import distributed
 
 from refit import domains
 from refit.errors import Diverged, PreflightRefused
+from refit.progress import paced
 from refit.store import store_for
-from trainer import checkpoints, collectives, early, engines, overfit, snapshot, tried
+from trainer import checkpoints, collectives, early, engines, overfit, snapshot, tried, warm
 from trainer.batches import Loader
 from trainer.engines import Engine
 from trainer.export import export
@@ -50,8 +51,7 @@ def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
 def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     engine = _engine(task, loader)
     wire.send("beat")
-    if task.checkpoint:
-        snapshot.load(engine, task, task.checkpoint)
+    _go_on(engine, task)
     validator = _validator(engine, task, loader, wire)
     loop = Loop(engine, loader, task, wire, stopping, validator)
     wire.send("ready", step=task.step)
@@ -63,7 +63,7 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
         engine = _engine(task, loader)
         # Whole, or nothing is published: what was asked for is not replaced by what is at hand.
         copies = task.train.checkpoint.copy_to  # a training that was resumed from a copy may have it only there
-        found = checkpoints.of_step(task.job.output, copies, task.fingerprint, best.step)
+        found = checkpoints.of_step(task.job.output, copies, task.fingerprint, best.step, _beats(wire))
         snapshot.load(engine, task, found.uri)
     return {**export(engine, task, loader), "best": best.as_dict() if best else None}
 
@@ -91,8 +91,9 @@ def _export(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict
 
 
 def _early(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
-    """The base model, which a fresh engine still is, against a checkpoint of its training, on the same documents."""
+    """What its training began with, which a fresh engine still is, against a checkpoint, on the same documents."""
     engine = _engine(task, loader)
+    warm.begin(engine, task)
     wire.send("beat")
     before = early.losses(engine, task, wire)
     snapshot.load(engine, task, str(task.checkpoint))
@@ -108,7 +109,9 @@ def _trial(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
 
 def _overfit(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
     few = overfit.few(task, loader.ranks)
-    return overfit.learn(_engine(few, loader), few, loader, wire, overfit.steps_allowed(task.train))
+    engine = _engine(few, loader)
+    warm.begin(engine, few)
+    return overfit.learn(engine, few, loader, wire, overfit.steps_allowed(task.train))
 
 
 def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
@@ -117,6 +120,7 @@ def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     """
     last = task.train.smoke_steps - 1
     engine = _engine(task, loader)
+    warm.begin(engine, task)
     loop = Loop(engine, loader, task, wire, stopping)
     wire.send("ready", step=0)
     records = [loop.step(number) for number in range(last)]
@@ -178,8 +182,7 @@ def _first_look(engine: Engine, task: Task, loader: Loader, wire: Wire) -> dict[
 def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     """Go on from the checkpoint before a step that was given up, and take that step again, looking where it begins."""
     engine = _engine(task, loader)
-    if task.checkpoint:
-        snapshot.load(engine, task, task.checkpoint)
+    _go_on(engine, task)
     loop = Loop(engine, loader, task, wire, stopping)
     wire.send("ready", step=task.step)
     losses = [loop.step(number)["loss"] for number in range(task.step, task.until)]
@@ -192,6 +195,19 @@ def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[
     firsts: list[str | None] = [None] * task.ranks
     distributed.all_gather_object(firsts, probe.first)
     return {"replayed": why is not None, "losses": losses, "first": firsts}
+
+
+def _beats(wire: Wire) -> Callable[[], None]:
+    """A sign of life a second for as long as something is at work; a pipe is no place for one a megabyte."""
+    return paced(lambda: wire.send("beat"), 1.0)
+
+
+def _go_on(engine: Engine, task: Task) -> None:
+    """From the checkpoint that the launcher has found, or from where the training begins."""
+    if task.checkpoint:
+        snapshot.load(engine, task, task.checkpoint)
+    else:
+        warm.begin(engine, task)
 
 
 def _engine(task: Task, loader: Loader) -> Engine:

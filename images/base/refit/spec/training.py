@@ -20,7 +20,8 @@ class Lora(Spec):
 class Checkpoint(Spec):
     """When training saves, and how much it keeps. Saving overlaps training.
 
-    Fast checkpoints hold weights only, to try them out or export them; nothing is resumed from them.
+    Fast checkpoints hold weights only, to try them out, export them or begin another training with them (`warm_start`);
+    nothing is resumed from them.
     """
 
     every_steps: Count | None = None
@@ -146,6 +147,7 @@ class Train(Spec):
             "hang_seconds",
             "max_restarts",
             "peak_flops",
+            "warm_start",  # its content counts, not its address
         }
     )
     # Of those, what a plan and a smoke run do not depend on either, or have in their names apart.
@@ -159,6 +161,7 @@ class Train(Spec):
             "heartbeat_seconds",
             "hang_seconds",
             "max_restarts",
+            "warm_start",
         }
     )
     # These came later: at their defaults they are left out of the fingerprint, so that what was trained before them,
@@ -166,6 +169,9 @@ class Train(Spec):
     came_later: ClassVar[frozenset[str]] = frozenset({"objective", "preference", "skip"})
 
     base: Uri
+    # A checkpoint of another training of this base by this method, full or of weights alone: step 0 has its weights.
+    # Adam's moments are empty, so the learning rate is warmed up anew, by this recipe's own `warmup_steps`.
+    warm_start: Annotated[str, Field(pattern=r"^(file:///|s3://|cache://)\S+/(fast-)?step-\d+$")] | None = None
     objective: Objective = "sft"
     preference: Preference | None = None
     method: Literal["full", "lora", "qlora"] = form(
@@ -232,6 +238,16 @@ class Train(Spec):
             raise ValueError(
                 f"train.accumulation is {self.accumulation} and train.ranks is {self.ranks}; "
                 f"accumulation counts micro batches over all ranks and must be a multiple of ranks{each}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_warm_start_is_warmed_up(self) -> Self:
+        # With empty moments Adam's first steps move every weight by the whole learning rate, whatever its gradient.
+        if self.warm_start is not None and self.warmup_steps == 0:
+            raise ValueError(
+                f"train.warm_start is {self.warm_start} and train.warmup_steps is 0; the optimizer begins empty there, "
+                "and its first steps at the full rate would undo what was learnt. Set train.warmup_steps to 1 at least"
             )
         return self
 
