@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 FAULTS = "REFIT_TEST_FAULTS"
 
@@ -27,7 +27,7 @@ def trainer() -> int:
     return main(sys.argv[1:])
 
 
-def rank() -> int:
+def rank() -> NoReturn:
     """A rank with faults in it."""
     from torch import Tensor
 
@@ -56,7 +56,7 @@ def rank() -> int:
 
     loop.Loop.step = taking  # type: ignore[method-assign]
     sys.argv = sys.argv[2:]
-    return rank.main()
+    rank.leave(rank.main())
 
 
 if __name__ == "__main__":
