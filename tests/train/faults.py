@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 FAULTS = "REFIT_TEST_FAULTS"
 
@@ -28,7 +28,7 @@ def trainer() -> int:
     return main(sys.argv[1:])
 
 
-def rank() -> int:
+def rank() -> NoReturn:
     """A rank with faults in it."""
     from torch import Tensor
 
@@ -67,7 +67,7 @@ def rank() -> int:
     loop.Loop.step = taking  # type: ignore[method-assign]
     loop.Loop._agree = agreeing  # type: ignore[method-assign]
     sys.argv = sys.argv[2:]
-    return rank.main()
+    rank.leave(rank.main())
 
 
 if __name__ == "__main__":

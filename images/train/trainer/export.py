@@ -21,9 +21,9 @@ from trainer.card import CARD
 from trainer.engines import Engine
 from trainer.objective import Objective, attention_for, load
 from trainer.order import packs_of_step
+from trainer.publishing import ADAPTER, MODEL
 from trainer.task import Task
 
-MODEL, ADAPTER = "model", "adapter"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}

@@ -12,6 +12,9 @@ from refit.store import join, store_for
 from trainer import card
 from trainer.inputs import Inputs, folder_of
 
+MODEL, ADAPTER = "model", "adapter"
+"""Folders of an export. They are named here, where no torch is imported: a launcher asks for them."""
+
 
 def publish(folder: Path, kind: str, inputs: Inputs, facts: dict[str, Any], *, uri: str | None = None,
             below: str = "") -> tuple[str, str]:  # fmt: skip

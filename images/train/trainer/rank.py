@@ -13,9 +13,10 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from refit.errors import RefitError
+from trainer import imports
 from trainer.task import Task, Wire
 
 PARENT = "REFIT_LAUNCHER_PID"
@@ -61,11 +62,23 @@ def tie_to_launcher() -> None:
 
 
 def _work(task: Task, wire: Wire, stop: _Stop) -> dict[str, Any]:
-    from trainer import work  # torch and its friends, seconds of them: not before we are tied
+    imports.of(task)  # torch and its friends, seconds of them: not before we are tied
+    from trainer import work
 
     wire.send("beat")
     return work.run(task, wire, stop)
 
 
+def leave(exit_code: int) -> NoReturn:
+    """End this process at once.
+
+    All that a rank leaves is written and synced by now. To take apart what was imported would be a second of processor
+    time of every rank, for which the launcher waits.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

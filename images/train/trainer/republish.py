@@ -21,10 +21,9 @@ from refit.job import JOB, Job, read_events
 from refit.store import FileStore, Heard, join, store_for, unheard
 from trainer import card, checkpoints
 from trainer.checkpoints import Checkpoint
-from trainer.export import ADAPTER, MODEL
 from trainer.inputs import Inputs, folder_of, locate
 from trainer.metrics import METRICS
-from trainer.publishing import lay_card, publish
+from trainer.publishing import ADAPTER, MODEL, lay_card, publish
 from trainer.ranks import Ranks
 from trainer.task import Mode, Task
 
