@@ -11,7 +11,7 @@ from torch import Tensor
 
 from refit.packed import Packed
 from refit.spec import Train
-from trainer import reference
+from trainer import device, reference
 from trainer.batches import Loader
 from trainer.inputs import train_split, validation_split
 from trainer.objective import Objective, attention_for, load
@@ -55,15 +55,15 @@ def _packs_of(train: Train, split: Packed, steps: int) -> Index:
 def _reference(task: Task, split: Packed, name: str, packs: Index, beat: Beat) -> Reference:
     def make() -> Reference:
         # As it is trained: float32 weights, multiplied in what the training multiplies in.
-        base = load(task.base, dtype=torch.float32, attention=attention_for(split.header.length)).eval()
-        objective = Objective(base, bfloat16=task.dtype == "bfloat16")
+        attention = attention_for(split.header.length, card=device.on_card())
+        base = load(task.base, dtype=torch.float32, attention=attention).eval()
+        objective = Objective(base.to(device.here()), bfloat16=task.dtype == "bfloat16")
 
         @torch.no_grad()
         def say(asked: Index) -> Tensor:
             beat()
-            return log_probabilities(
-                objective, to_pairs(split.tokens[asked], split.segments[asked], split.mask[asked])
-            )  # fmt: skip
+            pairs = to_pairs(split.tokens[asked], split.segments[asked], split.mask[asked])
+            return log_probabilities(objective, device.put(pairs)).cpu()
 
         return reference.compute(split, packs, counts, say, at_once=task.train.micro_batch)
 
