@@ -21,7 +21,7 @@ BATCH = 1000
 KEYS = (
     "loss", "grad_norm", "lr", "seconds", "tokens_per_second", "mfu", "validation_loss", "padding", "duplicates",
     "data", "forward", "backward", "communication", "wait", "optimizer", "validation", "save", "resident",
-    "utilisation", "temperature", "power", "device_memory",
+    "utilisation", "temperature", "power", "device_memory", "device_peak",
 )  # fmt: skip
 
 

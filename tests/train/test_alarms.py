@@ -94,8 +94,14 @@ def test_a_collective_in_a_collective_counts_once_and_so_does_waiting() -> None:
     clock = Clock()
     inner = clock.timed(lambda: time.sleep(0.02))
     began = time.perf_counter()
+    inner()
+    assert clock.heard() == [], "nobody listened"
+    clock.listen()
     clock.timed(lambda: (inner(), inner()))()
-    assert 0.04 <= clock.seconds <= time.perf_counter() - began
+    ((begin, end),) = clock.heard()
+    assert 0.04 <= end - begin <= time.perf_counter() - began
+    inner()
+    assert clock.heard() == [], "nor does anybody now"
 
 
 class Ranks:

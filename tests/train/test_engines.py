@@ -113,7 +113,9 @@ def test_four_bits_are_refused_where_there_is_no_card_or_no_library(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
     monkeypatch.setattr(quantized, "LIBRARY", "bitsandbytes_that_nobody_has")
     with pytest.raises(PreflightRefused, match=message):
-        supported(Train(base="cache://models/x", method="qlora", **fields))
+        quantized.check(Train(base="cache://models/x", method="qlora", **fields))
+    with pytest.raises(PreflightRefused, match="need a card"):
+        supported(Train(base="cache://models/x", method="qlora"))
     with pytest.raises(ValidationError, match="not shared out"):
         Train(base="cache://models/x", method="qlora", zero_stage=3)
 

@@ -4,19 +4,21 @@ DeepSpeed's backend looks torch.distributed's functions up by name, or keeps the
 wrapped where they are looked up, before an engine is made. A call that returns at once is timed again where its handle
 is waited for.
 
-What is measured: seconds in which the rank's own thread is inside of a collective. On a processor (gloo) that is all
-of it. On a card collectives run beside: then it is only what the host waits for. The waiting for a slower rank counts
-too: who is slow shows in the others' communication.
+What is measured: how long the rank's own course of work is held up by a collective (`device.mark`). On a processor
+(gloo) that is all of it, on a card (NCCL) what of it does not run beside the computing. The waiting for a slower rank
+counts too: who is slow shows in the others' communication.
 """
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
 from torch import distributed
+
+from trainer import device
+from trainer.device import Mark
 
 NAMES = (
     "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_object",
@@ -26,25 +28,35 @@ NAMES = (
 
 
 class Clock:
-    """Seconds in collectives since this process began; one within another counts once."""
+    """Collectives from when somebody begins to listen; one within another counts once."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._heard: list[tuple[Mark, Mark]] | None = None
         self._inside = False
+
+    def listen(self) -> None:
+        """Begin to listen."""
+        self._heard = []
+
+    def heard(self) -> list[tuple[Mark, Mark]]:
+        """Begin and end of each since then, and no more of them; nothing where nobody listened."""
+        heard, self._heard = self._heard or [], None
+        return heard
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, its time counted."""
 
         @functools.wraps(call)
         def inner(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:
+            heard = self._heard
+            if self._inside or heard is None:
                 return call(*args, **kwargs)
-            self._inside, began = True, time.perf_counter()
+            self._inside, began = True, device.mark()
             try:
                 answer = call(*args, **kwargs)
             finally:
                 self._inside = False
-                self.seconds += time.perf_counter() - began
+                heard.append((began, device.mark()))
             return _Handle(answer, self) if isinstance(answer, distributed.Work) else answer
 
         return inner

@@ -17,6 +17,7 @@ from torch.nn import functional
 from refit.packed import Packed
 from refit.spec import Early
 from refit.statistics import paired_difference
+from trainer import device
 from trainer.batches import to_batch
 from trainer.engines import Engine
 from trainer.inputs import validation_split
@@ -63,8 +64,8 @@ def _packs(split: Packed, documents: int) -> NDArray[np.int64]:
 
 def _by_document(engine: Engine, split: Packed, packs: NDArray[np.int64]) -> NDArray[np.float64]:
     segments, mask = split.segments[packs], split.mask[packs]
-    batch = to_batch(split.tokens[packs], segments, mask)
-    nll = functional.cross_entropy(engine.logits(batch), batch.labels, reduction="none").double().numpy()
+    batch = device.put(to_batch(split.tokens[packs], segments, mask))
+    nll = functional.cross_entropy(engine.logits(batch), batch.labels, reduction="none").double().cpu().numpy()
     rows = np.broadcast_to(np.arange(len(packs))[:, None], segments.shape)
     place = (rows * (int(segments.max()) + 1) + segments)[:, 1:][mask[:, 1:] > 0]
     sums, counts = np.bincount(place, weights=nll), np.bincount(place)

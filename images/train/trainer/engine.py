@@ -6,6 +6,7 @@ whole weights are put together again.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Collection, Iterator
@@ -20,7 +21,7 @@ from torch import Tensor, distributed
 
 from refit.errors import Diverged
 from refit.spec import Train
-from trainer import fragments, tensor_parallel
+from trainer import device, fragments, tensor_parallel
 from trainer.fragments import Fragment, Window
 from trainer.objective import Objective
 from trainer.optimizer import adamw, clip, trained
@@ -41,7 +42,7 @@ def connect(rendezvous: Path, rank: int, ranks: int) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks, timeout=TIMEOUT
+        device.backend(), init_method=f"file://{rendezvous}", rank=rank, world_size=ranks, timeout=TIMEOUT
     )
 
 
@@ -74,6 +75,7 @@ class Engine:
             "gradient_accumulation_steps": own,
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 1 << 30,
+            "timers": {"throughput": {"enabled": False}},  # it waits for a card at each micro batch, for its log
             "zero_optimization": {"stage": train.zero_stage, "overlap_comm": False, **_OFFLOAD[train.offload]},
             # Torch's Adam does on the host too; DeepSpeed's own is compiled at first use, and would round otherwise.
             "zero_force_ds_cpu_optimizer": False,
@@ -237,3 +239,11 @@ class Engine:
             return
         with deepspeed.zero.GatheredParameters(list(objective.parameters()), modifier_rank=None):
             yield objective
+
+    def close(self) -> None:
+        """Give back the memory that it holds, before another one is made; it can do nothing any more."""
+        self._engine.destroy()
+        if self._train.zero_stage == 3:
+            fragments.release(self._engine)
+        del self._engine, self._optimizer
+        gc.collect()  # it refers to itself

@@ -77,6 +77,9 @@ class Engine(Protocol):
     def whole(self) -> AbstractContextManager[Objective]:
         """The objective with all its weights in one piece; all ranks together, none may change them."""
 
+    def close(self) -> None:
+        """Give back the memory that it holds, before another one is made; it can do nothing any more."""
+
 
 def kind(train: Train, ranks: int) -> Literal["deepspeed", "plain"]:
     """Who trains a recipe on so many ranks: what it says, or by itself plain where DeepSpeed has nothing to do."""

@@ -16,6 +16,7 @@ from torch import Tensor, distributed, nn
 
 from refit.errors import Infrastructure
 from refit.manifest import MANIFEST
+from trainer import device
 from trainer.batches import Batch, Loader
 from trainer.card import CARD
 from trainer.engines import Engine
@@ -38,7 +39,7 @@ def export(engine: Engine, task: Task, loader: Loader) -> dict[str, Any]:
     """
     first = packs_of_step(0, per_step=task.train.micro_batch, packs=loader.packs, seed=task.train.seed)
     batch = loader.batch(first)
-    trained = engine.logits(batch)
+    trained = engine.logits(device.put(batch)).cpu()
     rank = distributed.get_rank()
     if rank == 0:
         shutil.rmtree(task.export, ignore_errors=True)
@@ -69,12 +70,12 @@ def stored_dtype(base: Path) -> torch.dtype:
 
 
 def _weights(model: nn.Module, task: Task) -> dict[str, Tensor]:
-    """Copies of all weights; for LoRA of the adapter's, which are written as a folder of their own too."""
+    """Copies of all weights in the host's memory; for LoRA of the adapter's, which are written as a folder too."""
     if task.train.method == "full":
-        return {name: value.detach().clone() for name, value in model.state_dict().items()}
+        return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
     from peft import get_peft_model_state_dict
 
-    state = {name: value.detach().clone() for name, value in get_peft_model_state_dict(model).items()}
+    state = {name: value.detach().to("cpu", copy=True) for name, value in get_peft_model_state_dict(model).items()}
     # A path of this machine would be wrong everywhere else, and would make equal adapters differ.
     model.peft_config["default"].base_model_name_or_path = task.train.base  # type: ignore[index,union-attr]
     model.save_pretrained(task.export / ADAPTER, state_dict=state)  # type: ignore[operator]

@@ -76,7 +76,8 @@ def prepare(engine: Any, stage: int, steps: int) -> None:
         inner, held = optimizer.optimizer, list(optimizer.fp32_partitioned_groups_flat)
     for one in held:
         moments = {kind: torch.zeros_like(one, memory_format=torch.preserve_format) for kind in MOMENTS}
-        inner.state[one] = {"step": torch.tensor(float(steps), dtype=torch.float32), **moments}
+        # Where the fused optimizer looks for it: beside what it counts for.
+        inner.state[one] = {"step": torch.tensor(float(steps), dtype=torch.float32, device=one.device), **moments}
     if stage in (1, 2):
         optimizer._lazy_init_hp_params_optimizer_state()
 
@@ -98,6 +99,17 @@ def settle(engine: Any, stage: int, pieces: Sequence[Fragment], whole: Callable[
         for one in pieces:
             by_name[one.name].ds_tensor.data[: len(one)].copy_(one.tensors[WEIGHT])
         engine.optimizer.checkpoint_event_epilogue()
+
+
+def release(engine: Any) -> None:
+    """Empty what an engine at stage 3 holds: what DeepSpeed has hung on its parameters there keeps them for good."""
+    zero, parameters = engine.optimizer, list(engine.module.parameters())
+    moments = [state[kind] for state in zero.optimizer.state.values() for kind in MOMENTS]
+    held = [*zero.fp32_partitioned_groups_flat, zero.grad_partitions_flat_buffer, *moments]
+    for one in (*held, *(p.ds_tensor for p in parameters), *(p.data for p in parameters)):
+        storage = one.untyped_storage()
+        if storage.resizable():
+            storage.resize_(0)
 
 
 def steps_of(engine: Any, stage: int) -> int:

@@ -16,7 +16,7 @@ _NOT_SUPPORTED = 3
 
 
 class Gpu(BaseModel):
-    """A card: name, memory in bytes, and its health.
+    """A card: name, memory in bytes, what it can do (major and minor compute capability), and its health.
 
     `ecc_errors` counts uncorrected memory errors since the driver was loaded, `remap_failed` says that a row of its
     memory is broken beyond repair, `remap_pending` that a reset is due. None where the card does not tell.
@@ -26,6 +26,7 @@ class Gpu(BaseModel):
 
     name: str
     memory: int
+    capability: tuple[int, int] | None = None
     ecc_errors: int | None = None
     remap_failed: bool | None = None
     remap_pending: bool | None = None
@@ -73,12 +74,15 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card)), f"card {index}")
     _check(nvml.nvmlDeviceGetName(card, name, 96), f"card {index}: name")
     _check(nvml.nvmlDeviceGetMemoryInfo(card, ctypes.byref(memory)), f"card {index}: memory")
+    able = ctypes.c_int(), ctypes.c_int()
+    _check(nvml.nvmlDeviceGetCudaComputeCapability(card, *map(ctypes.byref, able)), f"card {index}: capability")
     errors = ctypes.c_ulonglong()
     told = nvml.nvmlDeviceGetTotalEccErrors(card, _UNCORRECTED, _SINCE_BOOT, ctypes.byref(errors))
     rows = [ctypes.c_uint() for _ in range(4)]  # remapped for correctable, for uncorrectable errors; pending; failed
     remap = nvml.nvmlDeviceGetRemappedRows(card, *(ctypes.byref(row) for row in rows))
     return Gpu(
         name=name.value.decode(), memory=memory.total,
+        capability=(able[0].value, able[1].value) if able[0].value else None,
         ecc_errors=errors.value if _told(told, f"card {index}: ECC errors") else None,
         remap_pending=bool(rows[2].value) if _told(remap, f"card {index}: remapped rows") else None,
         remap_failed=bool(rows[3].value) if remap == 0 else None,

@@ -142,18 +142,16 @@ def validation_split(dataset: Path, train: Train) -> Packed:
 
 
 def supported(train: Train) -> None:
-    """Refuse what this trainer cannot do, by name; a machine that cannot hold 4 bits is PreflightRefused."""
+    """Refuse what this trainer cannot do, by name. Whether the machine has the cards, its ranks see (`device.choose`):
+    who plans for cards needs none."""
     if train.nodes > 1:
         raise BadSpec(f"train.nodes is {train.nodes}: this trainer runs its ranks on one node. Set train.nodes to 1.")
+    if train.gpus_per_node > 0:
+        return
     if train.method == "qlora":
         from trainer import quantized  # torch, which others need not wait for
 
         quantized.check(train)
-    if train.gpus_per_node > 0:
-        raise BadSpec(
-            f"train.gpus_per_node is {train.gpus_per_node}: this trainer computes on processors, and would leave the "
-            "cards idle. Set train.gpus_per_node to 0."
-        )
     if train.offload != "none":
         raise BadSpec(
             f"train.offload is {train.offload} and train.gpus_per_node is 0: a processor's memory is the host's, so "

@@ -20,13 +20,15 @@ CLOCK_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a training needs of each node: ranks, GPUs, bytes of disk (and what for), bytes of memory a rank."""
+    """What a training needs of each node: ranks, GPUs, bytes of disk (and what for), bytes of memory a rank, and of
+    each GPU at the very least."""
 
     ranks: int
     gpus: int
     disk: int
     disk_for: str
     memory_per_rank: int
+    memory_per_card: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,11 @@ def _gpus(reports: Sequence[Report], need: Need) -> Iterator[Fault]:
                         f"at least {need.gpus}", "Use an image whose torch was built for this driver.")  # fmt: skip
         for index, gpu in enumerate(first.cards.gpus):
             where = f"{host} GPU {index}"
+            if index < need.gpus and gpu.memory < need.memory_per_card:
+                yield Fault(where, "its memory", _size(gpu.memory),
+                            f"{_size(need.memory_per_card)} for weights and optimizer alone",
+                            "Use larger cards, raise train.zero_stage, or set train.offload or train.method "
+                            "lora.")  # fmt: skip
             if gpu.ecc_errors:
                 yield Fault(where, "its count of uncorrected memory errors", str(gpu.ecc_errors), "0",
                             "Drain the node and reset the card; replace it if they come back.")  # fmt: skip

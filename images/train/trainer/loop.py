@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,20 +18,17 @@ from torch import distributed
 from refit import domains
 from refit.errors import Diverged, Infrastructure, Preempted
 from refit.spec import Skip
-from trainer import checkpoints, metrics, scene
+from trainer import checkpoints, device, metrics, scene
 from trainer.batches import Batch, Loader, Step
-from trainer.collectives import CLOCK
 from trainer.contents import Contents
 from trainer.engines import Engine
+from trainer.parts import Parts
 from trainer.saver import Saver
 from trainer.schedule import learning_rate
 from trainer.skips import Skips
 from trainer.task import Task, Wire
 from trainer.usage import Usage
 from trainer.validation import Validator
-
-COMPUTED = frozenset({"forward", "backward", "optimizer"})
-"""Parts of a step in which DeepSpeed has the ranks talk to each other."""
 
 PACKS_TOLD = 256
 """So many of a step's packs are named when their batch is odd."""
@@ -54,7 +50,8 @@ class Loop:
         self._counts = self._rank % task.train.tensor_parallel == 0
         best = validator.best.step if validator and validator.best else None
         self._saver = Saver(engine, task, wire, best, stopping, validator.forget if validator else None)
-        self._spent: dict[str, float] = {}
+        self._parts = Parts()
+        self._clock = self._parts.clock
         self._usage = Usage(task, engine.sizes)
         # What is tried out may not be passed over.
         budget = task.train.skip if task.mode in ("train", "replay") else Skip()
@@ -91,16 +88,17 @@ class Loop:
         with self._clock("data"):
             step = self._loader.step(number)
             holds = self._look_into(number, step)
-        nll = 0.0
+        losses = torch.zeros((), dtype=torch.float64, device=device.here())
         for index, batch in enumerate(self._batches(step), start=1):
             with self._clock("forward"):
                 loss = self._engine.loss(batch)
             with self._clock("backward"):
                 self._engine.backward(loss, step.weight, last=index == len(step.micro))
-            nll += float(loss.detach())
+            losses += loss.detach()  # looked at once, after the last: the host waits for the device then
             self._wire.send("beat")
+        own = float(losses), self._engine.told()
         with self._clock("wait"):
-            nll, bad, told = self._agree(number, nll, self._engine.told())
+            nll, bad, told = self._agree(number, *own)
         rate, norm = learning_rate(self._task.train, number), math.nan
         why = "the loss is not finite" if bad else None
         if why is None:
@@ -114,11 +112,15 @@ class Loop:
             **{name: _finite(total / step.weight) for name, total in told.items()},
             "tokens": step.tokens, "targets": step.targets, **holds,
             **({} if why is None else self._pass_over(number, step, nll, why)),
-            "seconds": time.perf_counter() - began, **self._spent, **self._saver.told(),
+            **self._timed(began), **self._saver.told(),
         }  # fmt: skip
         record |= self._usage.of(step.tokens, record["seconds"])
-        self._spent = {}
         return record
+
+    def _timed(self, began: float) -> dict[str, float]:
+        """Seconds of the step and of its parts; its work is done then, on a card too."""
+        spent = self._parts.take()
+        return {"seconds": time.perf_counter() - began, **spent}
 
     def _batches(self, step: Step) -> Iterator[Batch]:
         """This rank's micro batches; getting them from the disk is waiting for data as well."""
@@ -126,9 +128,10 @@ class Loop:
         while True:
             with self._clock("data"):
                 batch = next(batches, None)
-            if batch is None:
+                here = None if batch is None else device.put(batch)
+            if here is None:
                 return
-            yield batch
+            yield here
 
     def _look_into(self, number: int, step: Step) -> dict[str, Any]:
         """What the step's packs hold, for rank 0's record; the launcher is told before anything is learnt from them."""
@@ -173,8 +176,7 @@ class Loop:
         record["validation_loss"] = look.loss
         if look.domains:
             record["validation_losses"] = look.domains
-        record |= {**look.measures, **self._spent}
-        self._spent = {}
+        record |= {**look.measures, **self._parts.take()}
         return self._validator.best is not None and self._validator.best.step == step
 
     def save(self, step: int) -> None:
@@ -227,19 +229,6 @@ class Loop:
             f"{self._saver.saved_at}. `trainer replay` takes the step again and says where it begins; or lower "
             f"train.learning_rate.{self._skips.told}"
         )
-
-    @contextmanager
-    def _clock(self, name: str) -> Any:
-        began, inside = time.perf_counter(), CLOCK.seconds
-        try:
-            yield
-        finally:
-            spent = {name: time.perf_counter() - began}
-            if name in COMPUTED:  # what the ranks tell each other in it is told apart
-                spent["communication"] = CLOCK.seconds - inside
-                spent[name] -= spent["communication"]
-            for part, seconds in spent.items():
-                self._spent[part] = self._spent.get(part, 0.0) + seconds
 
 
 def _finite(value: float) -> float | None:

@@ -8,20 +8,27 @@ from pathlib import Path
 from typing import Literal
 
 from refit.spec import Train
+from trainer import gpus
 
 Arithmetic = Literal["float32", "bfloat16"]
 
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 """Processor flags with which bfloat16 products are faster than float32 ones, not emulated by them."""
 
+BFLOAT16_CARDS = (8, 0)
+"""Cards from this compute capability on compute in bfloat16."""
+
 GROUP = Path("/sys/fs/cgroup")
 """Where a container finds its own control group."""
 
 
 def arithmetic(train: Train) -> Arithmetic:
-    """The recipe's dtype, with "auto" settled for this machine."""
+    """The recipe's dtype, with "auto" settled for this machine; cards that are not seen from here are taken for new."""
     if train.dtype != "auto":
         return train.dtype
+    if train.gpus_per_node > 0:
+        known = [gpu.capability for gpu in gpus.look().gpus[: train.gpus_per_node] if gpu.capability]
+        return "bfloat16" if min(known, default=BFLOAT16_CARDS) >= BFLOAT16_CARDS else "float32"
     return "bfloat16" if flags() & BFLOAT16_FLAGS else "float32"
 
 

@@ -7,8 +7,11 @@ optimizer among the ranks, 2 the gradients too, 3 the weights too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from refit.spec import Train
 
 Method = Literal["full", "lora", "qlora"]
 METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
@@ -148,6 +151,24 @@ def activations_per_token(shape: Shape, *, checkpointing: bool) -> float:
     layer = 2 * norm + attention + inner
     kept = 2 * shape.hidden * shape.layers + layer if checkpointing else layer * shape.layers
     return kept + norm  # the last norm, before the head
+
+
+OFFLOADED = {"none": (), "optimizer": ("gradients", "optimizer"), "all": ("gradients", "optimizer", "weights")}
+"""What `train.offload` takes from the cards, by kind."""
+
+
+def on_cards(train: Train, kinds: Mapping[str, int]) -> dict[str, int]:
+    """Of a rank's bytes by kind those that lie on its card: none without cards. The rest is in the host's memory."""
+    hosts = ("save", "runtime", *OFFLOADED[train.offload])
+    return {kind: size for kind, size in kinds.items() if train.gpus_per_node > 0 and kind not in hosts}
+
+
+def least(train: Train, kinds: Mapping[str, int]) -> int:
+    """Bytes without which a card cannot even begin: what it keeps, or a whole model before ZeRO 3 has shared it out."""
+    there = on_cards(train, kinds)
+    kept = sum(there.get(kind, 0) for kind in ("weights", "gradients", "optimizer"))
+    whole = kinds["weights"] * train.ranks if there and train.zero_stage == 3 else 0
+    return max(kept, whole)
 
 
 def _weights(shape: Shape, layout: Layout) -> float:

@@ -18,7 +18,8 @@ from trainer import apart, quantized
 from trainer.batches import Batch
 
 EAGER_LENGTH = 512
-"""Up to this pack length plain matrix products beat torch's fused attention on a CPU, which is slow with a mask."""
+"""Up to this pack length plain matrix products beat torch's fused attention on a CPU, which is slow with a mask. On a
+card they never do."""
 
 
 class Objective(nn.Module):
@@ -66,7 +67,7 @@ class Objective(nn.Module):
         self._select = select
         try:
             # Autocast belongs inside: DeepSpeed switches off what is switched on around its engine.
-            with self._arithmetic():
+            with self._arithmetic(tokens.device.type):
                 out = self.model(input_ids=tokens, position_ids=positions, use_cache=False)
         finally:
             self._select = None
@@ -87,17 +88,19 @@ class Objective(nn.Module):
     def _only_targets(self, _head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return None if self._select is None else (inputs[0][self._select],)
 
-    def _arithmetic(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16) if self._bfloat16 else nullcontext()
+    def _arithmetic(self, kind: str) -> AbstractContextManager[Any]:
+        return torch.autocast(kind, torch.bfloat16) if self._bfloat16 else nullcontext()
 
 
 def build(base: Path, train: Train, *, dtype: str, length: int) -> Objective:
     """The objective of a recipe on a base model, the same on every rank."""
     torch.manual_seed(train.seed)
+    attention = attention_for(length, card=train.gpus_per_node > 0)
     if train.method == "qlora":
-        model = quantized.load(base, attention=attention_for(length))
+        quantized.check(train)
+        model = quantized.load(base, attention=attention)
     else:
-        model = load(base, dtype=_resident(train, dtype), attention=attention_for(length))
+        model = load(base, dtype=_resident(train, dtype), attention=attention)
     if train.method != "full":
         model = adapt(model, train)
     model.train()
@@ -145,9 +148,9 @@ def adapt(model: nn.Module, train: Train) -> nn.Module:
     return adapted
 
 
-def attention_for(length: int) -> str:
+def attention_for(length: int, *, card: bool = False) -> str:
     """The implementation of attention for a pack length."""
-    return "eager" if length <= EAGER_LENGTH else "sdpa"
+    return "eager" if length <= EAGER_LENGTH and not card else "sdpa"
 
 
 def _resident(train: Train, dtype: str) -> torch.dtype:

@@ -22,6 +22,7 @@ from torch import distributed
 from refit.errors import Diverged, PreflightRefused
 from refit.packed import WHOLE, Packed
 from refit.spec import Train
+from trainer import device
 from trainer.batches import Loader
 from trainer.engines import Engine
 from trainer.order import packs_at
@@ -56,7 +57,7 @@ def learn(engine: Engine, task: Task, loader: Loader, wire: Wire, allowed: int) 
     """
     settings, rate = task.train.overfit, task.train.learning_rate
     packs = handful(loader.split, task.train)
-    batch = loader.batch(packs)
+    batch = device.put(loader.batch(packs))
     weight = loader.ranks * int(loader.split.mask[packs][:, 1:].sum(dtype=np.int64)) / WHOLE
     losses: list[float] = []
     norms: list[float] = []

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from trainer import device
 from trainer.pairs import to_pairs
 from trainer.preference import MEASURES
 from trainer.reference import Reference
@@ -27,7 +28,7 @@ class PairValidator(Validator):
             segments = self._split.segments[packs]
             reference = self._reference.of(packs) if self._reference else None
             batch = to_pairs(self._split.tokens[packs], segments, self._split.mask[packs], reference)
-            judged = self._engine.judged(batch)
+            judged = self._engine.judged(device.put(batch)).cpu()
             self._beat()
             if is_own:
                 counted = torch.cat([torch.ones((len(judged), 1), dtype=torch.float64), judged.double()], dim=1)

@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 from refit.errors import Diverged
 from refit.spec import Train
-from trainer import fragments
+from trainer import device, fragments
 from trainer.objective import Objective
 from trainer.optimizer import adamw, clip, trained
 from trainer.probe import Probe
@@ -40,7 +40,7 @@ class PlainEngine:
     """An objective in training by one process; `engines.Engine` says what each call is for."""
 
     def __init__(self, objective: Objective, train: Train) -> None:
-        self.module, self.optimizer = objective, adamw(objective, train)
+        self.module, self.optimizer = objective.to(device.here()), adamw(objective, train)
         self._clip = train.clip
 
     def loss(self, batch: Any) -> Tensor:
@@ -137,3 +137,6 @@ class PlainEngine:
     def whole(self) -> Iterator[Objective]:
         """The objective, which is whole anyway."""
         yield self.module
+
+    def close(self) -> None:
+        """Nothing: who forgets it has its memory back."""

@@ -14,8 +14,9 @@ import torch
 
 from refit.spec import Train
 from trainer import tables
+from trainer.fleet import DEFAULT, KNOWN, UTILISATION
 from trainer.machine import arithmetic, cores, memory_bytes
-from trainer.memory import QUANTIZED
+from trainer.memory import QUANTIZED, on_cards
 from trainer.objective import attention_for
 from trainer.packs import Packs, learnt, reference_tokens
 from trainer.shapes import count, trained_model
@@ -47,7 +48,8 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
         targets=train.micro_batch * packs.targets,
     )  # fmt: skip
     seconds, why_seconds = _seconds(train, flops, dtype, smoke)
-    needed, available = sum(memory.values()) * train.ranks, memory_bytes()
+    cards = sum(on_cards(train, memory).values())
+    needed, available = (sum(memory.values()) - cards) * train.ranks, memory_bytes()
     share = f"{learnt(train.objective):.0%}"
     why = [
         f"{train.method}: {trainable:,} of {parameters:,} parameters are trained ({trainable / parameters:.1%})",
@@ -62,6 +64,11 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
     if train.warm_start:
         why.append(f"begins with the weights of {train.warm_start}, a fresh optimizer, and {train.warmup_steps} steps "
                    "of warm-up")  # fmt: skip
+    if cards:
+        why.append(
+            f"of each card's memory about {gib(cards)}, of the host's {gib(needed)} in all; whether a card has room is "
+            "seen by preflight as far as weights and optimizer go, and by the smoke run"
+        )
     if train.of_pairs:
         why.append(
             f"{train.objective}: a pair is two sequences in one pack; the reference model reads {read:,.0f} tokens "
@@ -107,7 +114,7 @@ def memory_of(
     if train.method == "qlora":
         size = QUANTIZED
     hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-    scores = 5 * heads * length if attention_for(length) == "eager" else 0
+    scores = 5 * heads * length if attention_for(length, card=train.gpus_per_node > 0) == "eager" else 0
     return {
         "weights": round((frozen * size + trainable * 4) / shared["weights"]),
         "gradients": round(trainable * 4 / shared["gradients"]),
@@ -143,6 +150,13 @@ def _seconds(train: Train, flops: float, dtype: str, smoke: dict[str, Any] | Non
     if smoke is not None:
         seconds = smoke["seconds_per_step"] * train.max_steps
         return seconds, f"time: the smoke run took {smoke['seconds_per_step']:.2f} s a step on this kind of machine"
+    if train.gpus_per_node > 0:
+        peak = train.peak_flops or KNOWN[DEFAULT][0]
+        of = "train.peak_flops" if train.peak_flops else f"{DEFAULT}, for train.peak_flops is not set"
+        return flops / (peak * UTILISATION * train.ranks), (
+            f"time: {UTILISATION:.0%} of {peak:.3g} FLOP/s ({of}) on {train.ranks} card(s) is assumed. A smoke run "
+            "measures it"
+        )
     speed = product_flops_per_second(dtype) * ASSUMED_UTILISATION
     return flops / speed, (
         f"time: a matrix product runs at {speed / ASSUMED_UTILISATION / 1e9:.0f} GFLOP/s here on {cores()} core(s); "

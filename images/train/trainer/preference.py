@@ -53,7 +53,7 @@ class PreferenceObjective(Objective):
         seen, self._seen = self._seen, []
         sums = torch.zeros(len(MEASURES), dtype=torch.float64)
         for measures, weights in seen:
-            sums += weights.double() @ measures[:, 1:]
+            sums += (weights.double() @ measures[:, 1:]).cpu()
         return dict(zip(MEASURES, sums.tolist(), strict=True))
 
     def judged(self) -> Tensor:

@@ -27,6 +27,7 @@ from refit.spec import Train
 from refit.store import FileStore, store_for
 from trainer import checkpoints
 from trainer.judge import Check, Need, judge
+from trainer.memory import least, on_cards
 from trainer.rank import PARENT
 from trainer.reports import Report
 
@@ -101,10 +102,11 @@ def need_of(train: Train, plan: dict[str, Any], output: str) -> Need:
     if train.checkpoint.fast_every_steps or train.checkpoint.fast_every_minutes:
         # A fast one is a third of a full one: the weights, without both moments.
         count += -(-(train.checkpoint.keep_fast + 1) // 3)
+    kinds = plan["bytes_per_rank"]
     return Need(
         ranks=train.ranks, gpus=train.gpus_per_node, disk=count * one + model,
         disk_for=f"{count} checkpoint(s) of {one / (1 << 30):.2f} GiB, and {model / (1 << 30):.2f} GiB for the model",
-        memory_per_rank=sum(plan["bytes_per_rank"].values()),
+        memory_per_rank=sum(kinds.values()) - sum(on_cards(train, kinds).values()), memory_per_card=least(train, kinds),
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ GAUGES = {
     "temperature": ("device_temperature_celsius", "Temperature of rank 0's device"),
     "power": ("device_power_watts", "Power of rank 0's device"),
     "device_memory": ("device_memory_bytes", "Memory of rank 0's device that is in use"),
+    "device_peak": ("device_peak_bytes", "The most memory of rank 0's device that its tensors have taken"),
 }  # fmt: skip
 
 PARTS = ("data", "forward", "backward", "communication", "wait", "optimizer", "validation", "save")

@@ -197,7 +197,6 @@ def _remarks(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards, goal: Goa
     blind = f"no data given: packs are taken to be full, and {share:.0%} of their tokens to be learnt from"
     remarks = [
         f"{amount}; there are {packs.count}" if packs.count else f"{amount}; {blind}",
-        "this trainer computes on processors today: the recipe is for one that drives cards",
         f"saving keeps a copy in the hosts' memory: {gib(CHECKPOINT * trainable(shape, chosen.layout))} in all, shared "
         "out as the optimizer is",
     ]

@@ -168,7 +168,7 @@ def environment(task: Task, number: int, wire: int) -> dict[str, str]:
         # Asked for by DeepSpeed, used by nobody: the ranks meet in a file.
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        "DS_ACCELERATOR": "cpu",
+        "DS_ACCELERATOR": "cuda" if task.train.gpus_per_node else "cpu",
         # More threads than cores make each other wait; and waiting by spinning starves whoever else runs here.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // task.ranks))),
         "OMP_WAIT_POLICY": "passive",

@@ -12,7 +12,7 @@ from torch import Tensor
 from refit.packed import Packed
 from refit.spec import Train
 from refit.store import store_for
-from trainer import reference
+from trainer import device, reference
 from trainer.batches import Loader
 from trainer.inputs import train_split, validation_split
 from trainer.objective import Objective, attention_for, build, load
@@ -62,14 +62,15 @@ def _beginning(task: Task, length: int) -> Objective:
     """The model as the training begins with it, in what the training multiplies in, without dropout."""
     train, uri = task.train, task.train.warm_start
     if uri is None:  # and full: float32 weights
-        base = load(task.base, dtype=torch.float32, attention=attention_for(length)).eval()
-        return Objective(base, bfloat16=task.dtype == "bfloat16")
+        attention = attention_for(length, card=device.on_card())
+        base = load(task.base, dtype=torch.float32, attention=attention).eval()
+        return Objective(base.to(device.here()), bfloat16=task.dtype == "bfloat16")
     objective = build(task.base, train, dtype=task.dtype, length=length)
     with torch.no_grad(), Reader(store_for(uri).local(uri)) as reader:
         for name, parameter in objective.named_parameters():
             if parameter.requires_grad:
                 parameter.copy_(reader.whole(name, parameter.numel()).view_as(parameter))
-    return objective.eval()
+    return objective.to(device.here()).eval()
 
 
 def _reference(task: Task, split: Packed, name: str, packs: Index, beat: Beat) -> Reference:
@@ -79,9 +80,8 @@ def _reference(task: Task, split: Packed, name: str, packs: Index, beat: Beat) -
         @torch.no_grad()
         def say(asked: Index) -> Tensor:
             beat()
-            return log_probabilities(
-                objective, to_pairs(split.tokens[asked], split.segments[asked], split.mask[asked])
-            )  # fmt: skip
+            pairs = to_pairs(split.tokens[asked], split.segments[asked], split.mask[asked])
+            return log_probabilities(objective, device.put(pairs)).cpu()
 
         return reference.compute(split, packs, counts, say, at_once=task.train.micro_batch)
 

@@ -17,7 +17,7 @@ from refit import files
 from refit.errors import BadInput, Infrastructure
 from refit.manifest import Manifest
 from refit.store import Draft, join, store_for
-from trainer import checkpoints, warm, writer
+from trainer import checkpoints, device, warm, writer
 from trainer.engines import Engine
 from trainer.fragments import WEIGHT
 from trainer.state import State
@@ -106,17 +106,28 @@ def _rng_name(rank: int) -> str:
 def _rng_state() -> dict[str, Any]:
     name, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
     version, numbers, gauss_next = random.getstate()
+    card = device.random_state()
     return {
-        "torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        "torch": _text(torch.get_rng_state()),
+        **({} if card is None else {"card": _text(card)}),
         "numpy": [name, [int(key) for key in keys], int(place), int(has_gauss), float(gauss)],
         "python": [version, list(numbers), gauss_next],
     }
 
 
 def _set_rng_state(state: dict[str, Any]) -> None:
-    raw = np.frombuffer(base64.b64decode(state["torch"]), dtype=np.uint8).copy()
-    torch.set_rng_state(torch.from_numpy(raw))
+    torch.set_rng_state(_bytes(state["torch"]))
+    if "card" in state:  # not of a checkpoint that a processor wrote: then the card's are as the seed made them
+        device.set_random_state(_bytes(state["card"]))
     name, keys, place, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
     version, numbers, gauss_next = state["python"]
     random.setstate((version, tuple(numbers), gauss_next))
+
+
+def _text(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.uint8).copy())

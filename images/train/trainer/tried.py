@@ -15,6 +15,7 @@ from refit.manifest import MANIFEST, Manifest
 from refit.progress import duration
 from refit.spec import Train
 from refit.store import join, store_for
+from trainer import gpus
 from trainer.machine import arithmetic, cores, processor
 from trainer.reports import versions
 from trainer.task import Mode
@@ -61,6 +62,8 @@ def name(part: str, train: Train, training: str) -> str:
         "processor": processor(), "cores": cores(), "dtype": arithmetic(train), "versions": versions(),
         "layout": fingerprint.layout(train),
     }  # fmt: skip
+    if train.gpus_per_node > 0:
+        here["cards"] = [gpu.name for gpu in gpus.look().gpus]
     return fingerprint.digest({"training": training, "part": part, "how": how, "here": here})[:32]
 
 

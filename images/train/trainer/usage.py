@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer import device
 from trainer.gpus import Meter
 from trainer.plan import flops_of
 from trainer.task import Task
@@ -34,7 +35,7 @@ class Usage:
 
     def of(self, tokens: int, seconds: float) -> dict[str, Any]:
         """What the record of a step with so many tokens of all ranks says. `resident` is in bytes."""
-        told: dict[str, Any] = {"tokens_per_second": tokens / seconds, "resident": resident()}
+        told: dict[str, Any] = {"tokens_per_second": tokens / seconds, "resident": resident(), **device.memory()}
         if self._peak:
             told["mfu"] = self._flops_per_token * tokens / (seconds * self._peak)
         if self._meter and time.monotonic() - self._asked >= CARD_SECONDS:

@@ -23,6 +23,7 @@ from refit.domains import Domains
 from refit.errors import Diverged
 from refit.packed import Packed
 from refit.spec import Validation
+from trainer import device
 from trainer.batches import to_batch
 from trainer.engines import Engine
 from trainer.tensor_parallel import share
@@ -107,7 +108,8 @@ class Validator:
         for packs, is_own in self._share():
             segments = self._split.segments[packs]
             batch = to_batch(self._split.tokens[packs], segments, self._split.mask[packs])
-            losses = functional.cross_entropy(self._engine.logits(batch), batch.labels, reduction="none").double()
+            here = device.put(batch)
+            losses = functional.cross_entropy(self._engine.logits(here), here.labels, reduction="none").double().cpu()
             self._beat()
             if is_own:
                 total[0] += torch.stack([losses.sum(), torch.tensor(float(len(losses)))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import time
@@ -16,7 +15,7 @@ from refit import domains
 from refit.errors import Diverged, PreflightRefused
 from refit.progress import paced
 from refit.store import store_for
-from trainer import checkpoints, collectives, early, engines, overfit, snapshot, tried, warm
+from trainer import checkpoints, collectives, device, early, engines, overfit, snapshot, tried, warm
 from trainer.batches import Loader
 from trainer.engines import Engine
 from trainer.export import export
@@ -34,7 +33,22 @@ Stopping = Callable[[], float]
 
 
 def run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
-    """Join the other ranks and do the task."""
+    """Join the other ranks and do the task.
+
+    Raises:
+        PreflightRefused: the device is not there, or too small.
+    """
+    device.choose(task.train)
+    try:
+        return _run(task, wire, stopping)
+    except RuntimeError as error:
+        refused = device.explained(error, task.train)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     collectives.watch()
     engines.connect(task.train, task.rendezvous, rank, task.ranks)
@@ -59,6 +73,7 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     wire.send("phase", name="export")
     best = validator.best if validator else None
     if best is not None and task.train.validation.publish == "best":
+        engine.close()
         del engine, loop, validator
         engine = _engine(task, loader)
         # Whole, or nothing is published: what was asked for is not replaced by what is at hand.
@@ -103,7 +118,6 @@ def _early(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[
 def _trial(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     """Both trials by one set of ranks: what a start of them costs is more than a small trial."""
     learnt = _overfit(task, loader, wire, stopping)
-    gc.collect()  # DeepSpeed's engine refers to itself; two at once would need more memory than a training does
     return {tried.OVERFIT: learnt, tried.SMOKE: _smoke(task, loader, wire, stopping)}
 
 
@@ -111,7 +125,9 @@ def _overfit(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dic
     few = overfit.few(task, loader.ranks)
     engine = _engine(few, loader)
     warm.begin(engine, few)
-    return overfit.learn(engine, few, loader, wire, overfit.steps_allowed(task.train))
+    learnt = overfit.learn(engine, few, loader, wire, overfit.steps_allowed(task.train))
+    engine.close()  # the smoke run makes one more; two at once would need more memory than a training does
+    return learnt
 
 
 def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
@@ -131,6 +147,7 @@ def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     uri = checkpoints.address(task.job.output, last)
     size = snapshot.size(task.job.output, last)
     look = _first_look(engine, task, loader, wire)
+    engine.close()
     del engine, loop
     began_restore = time.perf_counter()
     again = _engine(task, loader)
@@ -156,6 +173,7 @@ def _smoke(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
         "checkpoint_bytes": size,
         "peak_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "dtype": task.dtype,
+        **device.memory(),
         **look,
     }
 

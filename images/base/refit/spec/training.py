@@ -208,7 +208,7 @@ class Train(Spec):
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     lora: Lora = Lora()
     # What matrices are multiplied in; trained weights and the optimizer are always float32. "auto" is bfloat16 where
-    # the processor computes in it, which is twice as fast there and many times slower elsewhere.
+    # the processor (or the card) computes in it, which is twice as fast there and many times slower elsewhere.
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     seed: int = 1
     checkpoint: Checkpoint = Checkpoint()
@@ -248,6 +248,16 @@ class Train(Spec):
             raise ValueError(
                 f"train.warm_start is {self.warm_start} and train.warmup_steps is 0; the optimizer begins empty there, "
                 "and its first steps at the full rate would undo what was learnt. Set train.warmup_steps to 1 at least"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _each_rank_has_a_card(self) -> Self:
+        if 0 < self.gpus_per_node * self.nodes < self.ranks:
+            raise ValueError(
+                f"train.ranks is {self.ranks}, train.gpus_per_node is {self.gpus_per_node} and train.nodes is "
+                f"{self.nodes}; each rank computes on a card of its own. Lower train.ranks, or raise "
+                "train.gpus_per_node, or set it to 0 to compute on processors"
             )
         return self
 
