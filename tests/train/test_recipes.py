@@ -18,7 +18,7 @@ from refit.spec import Train
 from trainer import fleet as described
 from trainer import recipes
 from trainer.fleet import Cards
-from trainer.memory import Layout, Shape, bytes_per_rank, largest_micro_batch, total, usable
+from trainer.memory import Layout, Shape, bytes_per_rank, in_float32, largest_micro_batch, total, usable
 from trainer.packs import Packs
 from trainer.proposal import propose
 from trainer.remedies import leanest
@@ -93,6 +93,28 @@ def test_mixed_adam_takes_sixteen_bytes_a_parameter_and_zero_3_shares_them_all()
     assert states(1) == pytest.approx(4 * 7 + 12 * 7 / 8, rel=0.1)
     assert states(2) == pytest.approx(2 * 7 + 14 * 7 / 8, rel=0.1)
     assert states(3) == pytest.approx(14, rel=0.1)
+
+
+@pytest.mark.parametrize(("layout", "bytes_a_parameter"), [
+    # Held are float32 weights, gradients and moments, and bfloat16 copies of the weights; at stages 1 and 2 ZeRO's too.
+    (Layout(method="full", lora_rank=16, ranks=8, stage=0), 4 + 4 + 8 + 2),
+    (Layout(method="full", lora_rank=16, ranks=8, stage=1), 4 + 4 + 12 / 8 + 2),
+    (Layout(method="full", lora_rank=16, ranks=8, stage=2), 4 + 4 / 8 + 12 / 8 + 2),
+    (Layout(method="full", lora_rank=16, ranks=8, stage=3), 4 / 8 + 4 / 8 + 8 / 8 + 2),
+    (Layout(method="lora", lora_rank=16, ranks=8, stage=0), 2 + 18 * 0.006),  # adapters are 0.6 % of the parameters
+    (Layout(method="lora", lora_rank=16, ranks=8, stage=3), 4 / 8 + 2 + 4 * 0.006),
+])  # fmt: skip
+def test_what_is_kept_in_float32_is_told_beside_the_published_count(layout: Layout, bytes_a_parameter: float) -> None:
+    kinds = bytes_per_rank(LLAMA_7B, layout, length=2048, targets=512)
+    states = kinds["weights"] + kinds["gradients"] + kinds["optimizer"] + in_float32(LLAMA_7B, layout)
+    assert states / LLAMA_7B.parameters == pytest.approx(bytes_a_parameter, rel=0.05)
+
+
+def test_a_plan_whose_card_has_no_room_for_float32_says_so() -> None:
+    for cards, crowded in ((on(8), True), (on(64, 180), False)):
+        why = propose(TRAIN, LLAMA_7B, PACKS, cards, asked="full")["why"]
+        (said,) = (line for line in why if "float32, which" in line)
+        assert ("there is no room" in said) == crowded
 
 
 def test_a_shared_optimizer_lets_a_7b_train_fully_on_eight_cards() -> None:

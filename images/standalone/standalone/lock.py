@@ -14,6 +14,8 @@ from standalone.venvs import IMAGES, LOCKS, ROOT, Command, SetupFailed, run, ste
 
 LINUX = ["--python-platform", "x86_64-manylinux_2_28"]
 IMAGE_FOLDERS = ("base", "data", "train", "evaluate", "serve")
+EXTRAS = {"train": ["--extra", "cards"]}
+"""What an image holds beside what its package needs everywhere: plain torch of the pin list is the build for cards."""
 
 
 def main() -> int:
@@ -53,7 +55,7 @@ def _compute(wheels: Path) -> None:
 
 def _image(name: str) -> None:
     projects = [_project("base")] if name == "base" else [_project("base"), _project(name)]
-    _compile(IMAGES / name / "requirements.txt", *projects, more=LINUX)
+    _compile(IMAGES / name / "requirements.txt", *projects, more=[*LINUX, *EXTRAS.get(name, [])])
 
 
 def _compile(output: Path, *inputs: Path, more: list[str]) -> None:

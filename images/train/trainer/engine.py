@@ -38,8 +38,10 @@ TIMEOUT = timedelta(hours=12)  # the launcher watches the ranks, and knows bette
 
 def connect(rendezvous: Path, rank: int, ranks: int) -> None:
     """Join the other ranks; they meet in a file, so there is no port that could be taken."""
-    # Its all-reduce over shared memory is compiled at first use: two minutes, and a compiler, for nothing.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not device.on_card():
+        # Its all-reduce over shared memory is compiled at first use: two minutes, and a compiler, for nothing. On cards
+        # it has none, and this look at what can be compiled would be for nothing.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     distributed.init_process_group(
         device.backend(), init_method=f"file://{rendezvous}", rank=rank, world_size=ranks, timeout=TIMEOUT

@@ -96,6 +96,22 @@ def bytes_per_rank(shape: Shape, layout: Layout, *, length: int, targets: float)
     }
 
 
+def in_float32(shape: Shape, layout: Layout) -> int:
+    """Bytes of one rank beyond `bytes_per_rank`, where weights and gradients that learn are float32, 4 bytes each.
+
+    This trainer's are, and autocast keeps a copy of 2 bytes of each weight from forward to backward. Where ZeRO does
+    not copy the weights that it updates (stages 0 and 3) 4 bytes less are the optimizer's. At stage 3 frozen ones are
+    float32 too, for it shares out weights of one type only; so are embedding and head beside weights in 4 bits.
+    """
+    learn, ranks, stage = trainable(shape, layout), layout.ranks, layout.stage
+    base = shape.parameters if layout.method == "lora" and stage >= 3 else 0
+    held = (learn + base) * 2 / (ranks if stage >= 3 else 1)
+    gradients = learn * 2 / (ranks if stage >= 2 else 1)
+    copies = (learn + base + (shape.ends if layout.method == "qlora" else 0)) * 2
+    uncopied = {0: 4 * learn, 3: 4 * learn / ranks}.get(stage, 0)
+    return round(held + gradients + copies - uncopied)
+
+
 def explained(layout: Layout, *, length: int) -> dict[str, str]:
     """What each kind of `bytes_per_rank` is, in a few words."""
 

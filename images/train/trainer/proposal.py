@@ -19,7 +19,9 @@ from trainer.memory import (
     Shape,
     bytes_per_rank,
     explained,
+    in_float32,
     largest_micro_batch,
+    total,
     trainable,
     usable,
 )
@@ -197,6 +199,7 @@ def _remarks(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards, goal: Goa
     blind = f"no data given: packs are taken to be full, and {share:.0%} of their tokens to be learnt from"
     remarks = [
         f"{amount}; there are {packs.count}" if packs.count else f"{amount}; {blind}",
+        _beyond(shape, chosen, packs, cards),
         f"saving keeps a copy in the hosts' memory: {gib(CHECKPOINT * trainable(shape, chosen.layout))} in all, shared "
         "out as the optimizer is",
     ]
@@ -207,6 +210,18 @@ def _remarks(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards, goal: Goa
     if not chosen.fits:
         remarks.append(refusal(shape, chosen.layout, packs, cards, goal))
     return remarks
+
+
+def _beyond(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards) -> str:
+    """What this trainer takes of a card beside what is counted, and whether there is room for that too."""
+    more = in_float32(shape, chosen.layout)
+    whole = more + total(shape, chosen.layout, length=packs.length, targets=packs.targets)
+    crowded = chosen.fits and whole > usable(cards.memory)
+    return (
+        "counted is mixed precision as published; this trainer keeps what learns in float32, which takes about "
+        f"{gib(more)} of each card more"
+        + (", and there is no room for it: lower train.micro_batch, or raise train.zero_stage" if crowded else "")
+    )
 
 
 def _sets(goal: Goal, recipe: dict[str, Any], steps: int, ranks: int) -> list[str]:

@@ -27,7 +27,7 @@ from trainer.gpus import Cards
 from trainer.machine import memory_bytes
 from trainer.rank import tie_to_launcher
 
-PACKAGES = ("torch", "deepspeed", "transformers", "peft", "tokenizers", "safetensors", "numpy")
+PACKAGES = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "tokenizers", "safetensors", "numpy")
 IMAGE = "REFIT_IMAGE"
 """The environment variable with the image (by digest) that this process runs in; whoever starts the pod sets it."""
 
