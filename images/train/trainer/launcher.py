@@ -163,6 +163,8 @@ class Launcher:
         output = self._run.job.output
         self._check_token()  # a zombie would take away its successor's drafts, and the records of its steps
         checkpoints.clear_drafts(output)
+        if self._mode == "train":  # nobody else writes there
+            checkpoints.clear_copies(self._train.checkpoint.copy_to, self._inputs.fingerprint)
         found = self._found(output)
         self.resumed_from = found.step if found else None
         self._look_at_warm_start(found)
