@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from botocore.client import BaseClient
+from botocore.exceptions import ClientError
 
 from refit.errors import BadInput, Preempted, StoreUnavailable
 from refit.job import STATUS, Job, JobRun
@@ -14,6 +20,7 @@ from refit.manifest import Manifest
 from refit.pipeline import load
 from refit.store import cache_folder, join, store_for
 from refit.store_s3 import S3Store
+from tests.proxy import breaking
 from trainer import checkpoints, writer
 from trainer.inputs import Inputs
 from trainer.launcher import Launcher
@@ -83,10 +90,10 @@ def test_who_waits_for_a_large_checkpoint_is_told_that_it_goes_on(output: str, t
         assert len(told) > 5
 
 
-def launcher(folder: Path) -> Launcher:
+def launcher(folder: Path, output: str | None = None) -> Launcher:
     """Of a training whose ranks are not started yet."""
     spec = load(Path(__file__).resolve().parents[2] / "dags" / "pipelines" / "tiny.yaml")
-    job = Job.build("train", spec, store=folder.as_uri(), output=(folder / "out").as_uri())
+    job = Job.build("train", spec, store=folder.as_uri(), output=output or (folder / "out").as_uri())
     nothing = Path("/nonexistent")
     inputs = Inputs(dataset=nothing, dataset_digest="d", base=nothing, base_digest="b", fingerprint=TRAINING)
     return Launcher(JobRun(job, folder / "out"), inputs, mode="train", dtype="float32", token="ours")
@@ -201,3 +208,74 @@ def test_a_copy_is_made_of_the_files_at_hand_and_one_that_is_cut_short_leaves_no
     with pytest.raises(StoreUnavailable, match="taken away again"):
         checkpoints.copy(made, to, draft)
     assert steps(to) == []
+
+
+SAVE = """
+import sys
+from refit.manifest import Manifest
+from refit.store import store_for
+from trainer import checkpoints
+uri = checkpoints.address(sys.argv[1], 20)
+with store_for(uri).publish(uri) as draft:
+    (draft.path / "small").write_bytes(bytes(1000))
+    (draft.path / "weights").write_bytes(bytes(20 << 20))
+    draft.commit(Manifest(kind=checkpoints.KIND, fingerprint="f" * 32, facts={"step": 20}))
+"""
+
+
+@pytest.mark.integration
+def test_a_process_that_is_killed_in_an_upload_leaves_no_checkpoint_and_the_next_start_clears_it_up(
+    output: str, tmp_path: Path
+) -> None:
+    """The launcher kills ranks whose upload does not end within the grace period. Parts of an upload that never ended
+    are in no listing, and are paid for."""
+    client = boto3.client("s3")
+    bucket, prefix = output.removeprefix("s3://").split("/", 1)
+    save(output, 10)
+    host, port = client.meta.endpoint_url.removeprefix("http://").split(":")
+    with breaking(host, int(port), []) as network:
+        network.hold = b"partNumber=2"
+        slow = {**os.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{network.port}"}
+        saving = subprocess.Popen([sys.executable, "-c", SAVE, output], env=slow)
+        assert network.held.wait(60)
+        saving.kill()
+        saving.wait()
+    uploads = lambda: client.list_multipart_uploads(Bucket=bucket, Prefix=prefix).get("Uploads", [])  # noqa: E731
+    assert len(uploads()) == 1, "in the midst of it"
+    left = join(checkpoints.address(output, 20), "small")
+    assert store_for(left).exists(left)
+    mine = launcher(tmp_path, output)
+    store_for(output).write(join(output, writer.TOKEN), b'{"token": "ours"}')
+    found = mine._found(output)
+    assert found is not None
+    assert found.step == 10
+    other = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/export/model")
+    checkpoints.clear_drafts(output)
+    assert not store_for(left).exists(left)
+    assert [upload["UploadId"] for upload in uploads()] == [other["UploadId"]], "of checkpoints only"
+    assert steps(output) == [10]
+    save(output, 20)
+    assert steps(output) == [20, 10]
+
+
+def test_a_store_that_does_not_show_unfinished_uploads_hinders_nothing(
+    output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(output, 10)
+    junk = join(checkpoints.address(output, 20), "weights")
+    store = store_for(junk)
+    store.write(junk, b"half")
+
+    class Refusing:
+        def paginate(self, **_: str) -> None:
+            raise ClientError({"Error": {"Code": "AccessDenied"}}, "ListMultipartUploads")
+
+    def paginator(self: BaseClient, name: str) -> Any:
+        return Refusing() if name == "list_multipart_uploads" else really(self, name)
+
+    really = BaseClient.get_paginator
+    monkeypatch.setattr(BaseClient, "get_paginator", paginator)
+    checkpoints.clear_drafts(output)
+    assert not store.exists(junk)
+    assert steps(output) == [10]
+    assert "uploads_not_swept" in capsys.readouterr().err

@@ -18,12 +18,13 @@ from refit.errors import BadSpec, PreflightRefused
 from refit.job import Job
 from refit.pipeline import load as load_spec
 from refit.spec import Train
-from trainer import device, gpus, machine, memory, objective, snapshot, tried
+from trainer import device, gpus, machine, memory, objective, randomness, tried
 from trainer.batches import to_batch
 from trainer.gpus import Cards, Gpu
 from trainer.inputs import supported
 from trainer.parts import Parts
 from trainer.preflight import need_of
+from trainer.randomness import Numbers
 from trainer.ranks import environment
 from trainer.task import Task
 
@@ -149,10 +150,10 @@ def test_attention_is_a_processors_choice_only_on_one() -> None:
 
 def test_random_numbers_of_a_card_stand_beside_the_others_and_are_passed_over_without_one() -> None:
     torch.manual_seed(5)
-    state = json.loads(json.dumps(snapshot._rng_state()))
+    state = json.loads(json.dumps(Numbers.now().document()))
     assert set(state) == {"torch", "numpy", "python"} | ({"card"} if device.on_card() else set())
     first = torch.randn(3).tolist()
-    snapshot._set_rng_state(state | {"card": snapshot._text(torch.zeros(16, dtype=torch.uint8))})
+    randomness.go_on(state | {"card": randomness.text(torch.zeros(16, dtype=torch.uint8))})
     assert torch.randn(3).tolist() == first
 
 

@@ -181,6 +181,6 @@ def test_the_newest_scenes_of_skipped_steps_are_kept(tmp_path: Path) -> None:
 
     split: Any = SimpleNamespace(**dict.fromkeys(("tokens", "segments", "mask"), np.zeros((2, 4))))
     for step in range(1, scene.KEPT + 4):
-        scene.keep_skipped(tmp_path, {"step": step, "why": "", "checkpoint": None}, [1], split)
+        scene.keep_skipped(tmp_path, {"step": step, "why": "", "checkpoint": None}, [1], split, [{}])
     kept = {int(path.stem.removeprefix("step-")) for path in (tmp_path / "scenes").iterdir()}
     assert kept == set(range(4, scene.KEPT + 4))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from refit.spec import Train
-from trainer import machine, snapshot
+from trainer import machine, randomness
 from trainer.cli_work import store_of
+from trainer.randomness import Numbers
 from trainer.silence import NAMED_SECONDS, STARTUP_SECONDS, Patience, Silence, Silent
 
 
@@ -65,10 +66,10 @@ def test_random_numbers_go_on_where_they_were_saved() -> None:
     random.seed(3)
     np.random.seed(3)
     torch.randn(7)
-    state = json.loads(json.dumps(snapshot._rng_state()))
+    state = json.loads(json.dumps(Numbers.now().document()))
     first = (torch.randn(5).tolist(), random.random(), np.random.rand(3).tolist())
     torch.randn(100)
-    snapshot._set_rng_state(state)
+    randomness.go_on(state)
     assert (torch.randn(5).tolist(), random.random(), np.random.rand(3).tolist()) == first
 
 

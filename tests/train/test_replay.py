@@ -13,6 +13,7 @@ from conftest import House, call
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from refit.fingerprint import digest
 from refit.store import store_for
 from trainer import scene
 from trainer.bases import import_folder
@@ -63,10 +64,16 @@ def test_a_step_that_failed_fails_again_and_where_it_began_is_named(house: House
     assert arrays["packs"].tolist() == kept["packs"]
     assert arrays["tokens"].shape == (len(kept["packs"]), 128)
     assert any("layers.1" in layer for layer in kept["gradient_norms"])
+    assert kept["random"] == [digest(one) for one in json.loads(arrays["random"].tobytes())]
+    assert len(kept["random"]) == 2
     code, answer = replay(house, f"failed-{stage}")
     assert code == 0, answer
     assert (answer["step"], answer["replayed"], answer["exact"]) == (1, True, True)
     assert [first.rpartition("layers.1.")[2] for first in answer["first"]] == ["mlp.down_proj", "mlp.down_proj"]
+    if stage == 0:
+        kept["random"][1] = kept["random"][1][::-1]
+        (house.root / f"failed-{stage}/scene.json").write_text(json.dumps(kept))
+        assert replay(house, f"failed-{stage}")[1]["exact"] is False, "a rank had other random numbers"
 
 
 @pytest.mark.integration

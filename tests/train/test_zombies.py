@@ -5,25 +5,39 @@ On S3, where there is no lock, and each machine has a folder of its own. Runs in
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 pytest.importorskip("moto", reason="the control venv has it")
-from refit.errors import Diverged, NodeLost, Occupied, PreflightRefused, RefitError, StoreUnavailable
-from refit.job import EVENTS, STATUS, Job, JobRun
+from refit.errors import (
+    Diverged,
+    Infrastructure,
+    NodeLost,
+    Occupied,
+    Preempted,
+    PreflightRefused,
+    RefitError,
+    StoreUnavailable,
+)
+from refit.job import EVENTS, STATUS, Job, JobRun, read_events
 from refit.packed import Packed
 from refit.pipeline import load
 from refit.states import State
 from refit.store import join, store_for
-from trainer import scene, tried, writer
+from refit.store_s3 import S3Store
+from trainer import pauses, scene, tried, writer
 from trainer.inputs import Inputs
 from trainer.launcher import Launcher
 from trainer.metrics import METRICS
+from trainer.pauses import Pauses
 
 TINY = Path(__file__).resolve().parents[2] / "dags" / "pipelines" / "tiny.yaml"
 
@@ -31,6 +45,12 @@ TINY = Path(__file__).resolve().parents[2] / "dags" / "pipelines" / "tiny.yaml"
 @pytest.fixture
 def output(s3: str, tmp_path: Path) -> str:
     return f"{s3}/{tmp_path.name}"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches follow each other at once."""
+    monkeypatch.setattr(pauses, "FIRST", 0.0)
 
 
 def launcher(output: str, folder: Path, token: str, kind: type[Launcher] = Launcher) -> Launcher:
@@ -90,7 +110,7 @@ def test_a_scene_is_found_where_the_output_is(output: str, tmp_path: Path) -> No
     with writer.sole(tmp_path, output) as token:
 
         def give_up() -> None:
-            scene.keep_skipped(tmp_path, {"step": 3, "why": "NaN", "checkpoint": 2}, [1], split)
+            scene.keep_skipped(tmp_path, {"step": 3, "why": "NaN", "checkpoint": 2}, [1], split, [{}])
             scene.keep(tmp_path, {"step": 7, "why": "NaN again", "checkpoint": 6}, [1], split)
 
         mine = launcher(output, tmp_path, token, dying(Diverged("step 7"), give_up))
@@ -106,7 +126,7 @@ def test_a_scene_is_found_where_the_output_is(output: str, tmp_path: Path) -> No
     ("error", "becomes"), [(NodeLost("signal 9"), PreflightRefused), (StoreUnavailable("x"), NodeLost)]
 )
 def test_a_store_that_is_away_during_the_first_look_says_nothing_of_the_machine(
-    output: str, tmp_path: Path, error: RefitError, becomes: type[RefitError]
+    output: str, tmp_path: Path, error: RefitError, becomes: type[RefitError], impatient: None
 ) -> None:
     """A refusal is never tried again; a rank that is lost there was most likely killed for memory."""
     with writer.sole(tmp_path, output) as token:
@@ -114,3 +134,68 @@ def test_a_store_that_is_away_during_the_first_look_says_nothing_of_the_machine(
         mine._run.event(State.RUNNING, "attempt 1")
         with pytest.raises(becomes):
             mine.supervise()
+
+
+def test_a_rank_that_is_lost_is_replaced_at_once_and_an_outage_is_waited_for() -> None:
+    pause, away, lost = Pauses(), StoreUnavailable("503"), NodeLost("signal 9")
+    assert [pause.after(away, stepped=False) for _ in range(5)] == [5, 20, 80, 300, 300]
+    assert [pause.after(lost, stepped=stepped) for stepped in (True, False)] == [0, 0]
+    assert pause.after(away, stepped=True) == 5, "the store was there again meanwhile"
+    assert pause.after(Infrastructure("3 saves in a row have failed"), stepped=False) == 20
+
+
+def test_an_outage_does_not_burn_all_launches_at_once(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(Launcher, "_rest", lambda _self, seconds, _error: asked.append(seconds))
+
+    class Back(Launcher):
+        def _launch(self, launch: int) -> dict[str, Any]:
+            if launch < 4:
+                raise StoreUnavailable("503")
+            return {"launch": launch}
+
+    with writer.sole(tmp_path, output) as token:
+        mine = launcher(output, tmp_path, token, Back)
+        mine._run.event(State.RUNNING, "attempt 1")
+        assert mine.supervise() == {"launch": 4}
+    assert asked == [5, 20, 80]
+
+
+def test_a_stop_ends_the_wait_for_the_next_launch(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "FIRST", 3600.0)
+    monkeypatch.setattr(pauses, "LONGEST", 3600.0)
+    with writer.sole(tmp_path, output) as token:
+        mine = launcher(output, tmp_path, token, dying(StoreUnavailable("503"), lambda: None))
+        mine._run.event(State.RUNNING, "attempt 1")
+        stop = Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+        stop.start()
+        with pytest.raises(Preempted, match="between two launches"):
+            mine.supervise()
+        stop.join()
+        mine._run.event(State.SUSPENDED, "told to stop")  # which may follow what was told of the wait
+    assert b"launched again in 3600 s: 503" in store_for(output).read(join(output, EVENTS))
+
+
+def test_a_store_that_is_away_for_a_heartbeat_ends_no_launch_and_events_come_late(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writer.sole(tmp_path / "one", output) as token:
+        mine = launcher(output, tmp_path / "one", token)
+        with monkeypatch.context() as away:
+            away.setattr(S3Store, "_call", refused)
+            mine._run.event(State.RUNNING, "attempt 1")
+            mine._show()
+        with pytest.raises(FileNotFoundError):
+            store_for(output).read(join(output, EVENTS))
+        mine._run.event(State.RUNNING, "a remark")
+        told = read_events(store_for(output).read(join(output, EVENTS)).decode())
+        assert [event["reason"] for event in told] == ["attempt 1", "a remark"]
+        mine._shown = 0.0
+        with writer.sole(tmp_path / "other", output), pytest.raises(Occupied):
+            mine._show()
+
+
+def refused(_store: S3Store, _method: str, uri: str, **_more: Any) -> Any:
+    raise StoreUnavailable(f"{uri}: An error occurred (503)")

@@ -168,8 +168,16 @@ class JobRun:
             }  # fmt: skip
             files.append(self.folder / EVENTS, json.dumps(record, default=str).encode())
             if not isinstance(self.store, FileStore):
-                self.put(EVENTS, (self.folder / EVENTS).read_bytes())
+                self._upload_events()
         log.event("job", **{key: value for key, value in record.items() if key not in ("at", "sequence")})
+
+    def _upload_events(self) -> None:
+        """Have the store's copy follow. Where it is away the next event brings this one along: a word that comes late
+        ends no work."""
+        try:
+            self.put(EVENTS, (self.folder / EVENTS).read_bytes())
+        except StoreUnavailable as error:
+            log.event("event_not_uploaded", job=self.job.id, why=str(error))
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Write the manifest: the job has succeeded from here on."""

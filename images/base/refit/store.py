@@ -149,6 +149,14 @@ class Store(ABC):
     def remove(self, uri: str) -> None:
         """Take a folder away, its manifest first: from then on it does not exist, whatever a kill leaves of it."""
 
+    @abstractmethod
+    def sweep(self, uri: str, ours: Callable[[str], bool]) -> None:
+        """Take away what kills left below a folder of committed folders: those without a manifest whose names are
+        `ours`, drafts, and uploads that never ended.
+
+        Only the one writer of the folder may: what is left and what is being written look alike.
+        """
+
     def manifest(self, uri: str) -> Manifest | None:
         """The manifest of the folder at `uri`; None where the folder is not committed.
 
@@ -217,6 +225,14 @@ class FileStore(Store):
         folder = self.path(uri)
         (folder / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self, uri: str, ours: Callable[[str], bool]) -> None:
+        place = self.path(uri)
+        for left in place.glob(".draft-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        for name in filter(ours, self.children(uri)):
+            if not (place / name / MANIFEST).exists():  # a removal begins with it
+                shutil.rmtree(place / name, ignore_errors=True)
 
     @contextmanager
     def publish(self, uri: str) -> Iterator[Draft]:

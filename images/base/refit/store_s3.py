@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from refit import fetched, files, s3_objects
+from refit import fetched, files, log, s3_objects
 from refit.errors import Damaged, StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
 from refit.store import Check, Copy, Draft, Heard, Store, join, unheard
 
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket"}
+_NOT_OFFERED = {"AccessDenied", "NotImplemented", "MethodNotAllowed", "NoSuchUpload"}
 _TAKEN = {"412", "PreconditionFailed", "ConditionalRequestConflict"}
 
 
@@ -156,6 +157,26 @@ class S3Store(Store):
         self._call("delete_object", join(uri, MANIFEST))
         for name in names or self._below(uri):
             self._call("delete_object", join(uri, name))
+
+    def sweep(self, uri: str, ours: Callable[[str], bool]) -> None:
+        bucket, key = _split(join(uri, ""))
+        below = self._below(uri)
+        whole = {name.partition("/")[0] for name in below if name.count("/") == 1 and name.endswith("/" + MANIFEST)}
+        for name in below:
+            first, _, rest = name.partition("/")
+            if rest and ours(first) and first not in whole:
+                self._call("delete_object", join(uri, name))
+        try:
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=key)
+            for upload in [upload for page in pages for upload in page.get("Uploads", [])]:
+                if ours(upload["Key"][len(key) :].partition("/")[0]):
+                    self._client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        except ClientError as error:
+            if str(error.response.get("Error", {}).get("Code", "")) not in _NOT_OFFERED:
+                raise StoreUnavailable(f"{uri}: {error}") from error
+            log.event("uploads_not_swept", uri=uri, why=str(error))  # what they hold costs room, and nothing else
+        except BotoCoreError as error:
+            raise StoreUnavailable(f"{uri}: {error}") from error
 
     def _below(self, uri: str) -> list[str]:
         """Every object below a folder, however deep, by its name from there."""

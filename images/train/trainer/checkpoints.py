@@ -9,7 +9,6 @@ over, loudly. A store that does not answer says nothing about what it holds: tha
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 
 from refit import log
 from refit.errors import BadInput, Damaged, StoreUnavailable
-from refit.manifest import MANIFEST, Manifest, damage
-from refit.store import Check, FileStore, Heard, join, store_for, unheard
+from refit.manifest import Manifest, damage
+from refit.store import Check, Heard, join, store_for, unheard
 
 KIND, FAST = "checkpoint", "weights"
 """The kinds of manifest: of a full checkpoint, and of a fast one."""
@@ -261,12 +260,15 @@ def spare(output: str, best: Collection[int]) -> list[Checkpoint]:
 
 
 def clear_drafts(output: str) -> None:
-    """Remove what a kill left half-written, or half-removed; only the one writer of a folder may."""
-    store = store_for(output)
-    if isinstance(store, FileStore):
-        place: Path = store.path(folder(output))
-        for draft in place.glob(".draft-*") if place.is_dir() else ():
-            shutil.rmtree(draft, ignore_errors=True)
-        for rest in [*place.glob("step-*"), *place.glob("fast-step-*")] if place.is_dir() else ():
-            if not (rest / MANIFEST).exists():  # a removal begins with it
-                shutil.rmtree(rest, ignore_errors=True)
+    """Remove what a kill left half-written, or half-removed, or half-uploaded; only the one writer of a folder may."""
+    store_for(output).sweep(folder(output), lambda name: any(kind.match(name) for kind in _NAME.values()))
+
+
+def clear_copies(copies: str | None, fingerprint: str) -> None:
+    """The same of a training's copies, as far as their store answers."""
+    if copies is None:
+        return
+    try:
+        clear_drafts(join(copies, fingerprint))
+    except (OSError, StoreUnavailable) as error:
+        log.event("copies_not_cleared", copies=copies, why=str(error))

@@ -34,6 +34,7 @@ from trainer import scene as scenes
 from trainer.checkpoints import Checkpoint
 from trainer.idle import Idle, Idleness
 from trainer.inputs import Inputs
+from trainer.pauses import Pauses
 from trainer.ranks import Ranks
 from trainer.scene import Scene
 from trainer.silence import Silence
@@ -80,6 +81,8 @@ class Launcher:
         self._phase: str | None = None
         self._shown, self._told = 0.0, -1
         self._idleness, self._silence = Idleness(), Silence()
+        self._pauses = Pauses()
+        self._away = False
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         self.resumed_from: int | None = None
         self.last: dict[str, Any] = {}
@@ -108,12 +111,14 @@ class Launcher:
                     if launch > self._train.max_restarts:
                         raise NodeLost(f"{error}\nThe ranks were lost {launch} times; train.max_restarts allows "
                                        f"{self._train.max_restarts}.") from error  # fmt: skip
+                    self._rest(self._pauses.after(error, stepped=bool(self._recent)), error)
                     self._run.event(State.RETRYING, str(error), launch=launch)
                     self._run.event(State.RUNNING, f"launch {launch + 1}")
         raise AssertionError("the last launch returns or raises")
 
     def _launch(self, launch: int) -> dict[str, Any]:
         self._phase = None
+        self._recent.clear()  # of this launch; the loss of a step that is taken again is none of it
         task = self._task()
         log.event("launch", mode=self._mode, ranks=task.ranks, resumed_from=self.resumed_from, dtype=task.dtype)
         began, self._idleness, self._silence = time.monotonic(), Idleness(), Silence()
@@ -142,6 +147,20 @@ class Launcher:
                 if limit is not None and time.monotonic() - began > 60 * limit:
                     raise PreflightRefused(tried.too_slow(self._mode, self._train, limit))
 
+    def _rest(self, seconds: float, error: RefitError) -> None:
+        """Wait before the next launch; a stop ends the job at once.
+
+        No heartbeat is written meanwhile: where the store is away that takes minutes, in which no stop is heeded.
+        """
+        if seconds == 0:
+            return
+        self._run.event(State.RUNNING, f"launched again in {seconds:.0f} s: {error}", pause=seconds)
+        until = time.monotonic() + seconds
+        while not self._stop and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        if self._stop:
+            raise Preempted("told to stop between two launches; what was saved before stands") from error
+
     def _leave_if_taken_over(self, error: RefitError) -> None:
         """Have a zombie say nothing: what it would tell of its end would lie over its successor's words."""
         try:
@@ -165,6 +184,8 @@ class Launcher:
         output = self._run.job.output
         self._check_token()  # a zombie would take away its successor's drafts, and the records of its steps
         checkpoints.clear_drafts(output)
+        if self._mode == "train":  # nobody else writes there
+            checkpoints.clear_copies(self._train.checkpoint.copy_to, self._inputs.fingerprint)
         found = self._found(output)
         self.resumed_from = found.step if found else None
         self._look_at_warm_start(found)
@@ -172,7 +193,6 @@ class Launcher:
         metrics.rewind(self._run.folder, found.step if found else 0)
         done = metrics.read(self._run.folder)
         self.last = next(reversed(done), {})
-        self._recent.clear()  # of steps that are taken again, or the loss beside them is of none
         self._watch = Watch(self._run.event, ranks=self._train.ranks, zero_stage=self._train.zero_stage, history=done)
         return Task(
             mode=self._mode, job=self._run.job, fingerprint=self._inputs.fingerprint, dataset=self._inputs.dataset,
@@ -292,6 +312,19 @@ class Launcher:
         if now - self._shown < self._train.heartbeat_seconds:
             return
         self._shown = now
+        try:
+            self._tell()
+        except StoreUnavailable as error:
+            # The ranks go on: whether a checkpoint can be written, and whether the output is still ours, is asked
+            # again before its commit.
+            if not self._away:
+                log.event("store_away", why=str(error))
+            self._away = True
+        else:
+            self._away = False
+
+    def _tell(self) -> None:
+        """Look whether the output is still ours, and say how far the ranks are."""
         self._check_token()
         step = int(self.last.get("step", self.resumed_from or 0))
         more: dict[str, Any] = {"seconds_left": None, "resumed_from": self.resumed_from}

@@ -23,6 +23,7 @@ from trainer.batches import Batch, Loader, Step
 from trainer.contents import Contents
 from trainer.engines import Engine
 from trainer.parts import Parts
+from trainer.randomness import Numbers
 from trainer.saver import Saver
 from trainer.schedule import learning_rate
 from trainer.skips import Skips
@@ -53,6 +54,8 @@ class Loop:
         self._parts = Parts()
         self._clock = self._parts.clock
         self._usage = Usage(task, engine.sizes)
+        self.numbers = Numbers.now()
+        """This rank's random numbers before the last step."""
         # What is tried out may not be passed over.
         budget = task.train.skip if task.mode in ("train", "replay") else Skip()
         self._skips = Skips(budget, checkpoints.skipped(task.checkpoint) if task.checkpoint else ())
@@ -84,7 +87,7 @@ class Loop:
 
     def step(self, number: int) -> dict[str, Any]:
         """One optimizer step: forward, backward, agreement, update. Returns its record."""
-        began = time.perf_counter()
+        began, self.numbers = time.perf_counter(), Numbers.now()
         with self._clock("data"):
             step = self._loader.step(number)
             holds = self._look_into(number, step)
@@ -153,9 +156,9 @@ class Loop:
         """
         if not self._skips.spend(number + 1):
             raise self._diverged(number, step, nll, why)
-        facts = self._facts(number, step, nll, why)
+        facts, random = self._facts(number, step, nll, why)
         if self._rank == 0:
-            scene.keep_skipped(self._task.folder, facts, step.packs.tolist(), self._loader.split)
+            scene.keep_skipped(self._task.folder, facts, step.packs.tolist(), self._loader.split, random)
         with self._clock("optimizer"):
             self._engine.skip()
         return {"skipped": True, "why": why, "skips": len(self._skips.steps)}
@@ -212,18 +215,21 @@ class Loop:
         self._saver.heard(more[: len(saving)])
         return nll, bad > 0, dict(zip(told_by, more[len(saving) :], strict=True))
 
-    def _facts(self, number: int, step: Step, nll: float, why: str) -> dict[str, Any]:
+    def _facts(self, number: int, step: Step, nll: float, why: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What a scene tells, and where each rank's random numbers stood; all ranks together."""
+        random: list[dict[str, Any]] = [{}] * self._task.ranks
+        distributed.all_gather_object(random, self.numbers.document())
         return {
             "step": number + 1, "why": why, "loss": str(nll / step.weight), "checkpoint": self._saver.saved_at,
             "learning_rate": learning_rate(self._task.train, number),
             "gradient_norms": scene.by_layer(self._engine.gradient_norms()),
-        }  # fmt: skip
+        }, random  # fmt: skip
 
     def _diverged(self, number: int, step: Step, nll: float, why: str) -> Diverged:
         self._saver.finish(strict=False)  # what is being saved is of a step before, and good
-        facts = self._facts(number, step, nll, why)
+        facts, random = self._facts(number, step, nll, why)
         if self._rank == 0:
-            scene.keep(self._task.folder, facts, step.packs.tolist(), self._loader.split)
+            scene.keep(self._task.folder, facts, step.packs.tolist(), self._loader.split, random)
         return Diverged(
             f"step {number + 1}: {why}. The scene is in {scene.SCENE}; the last checkpoint is of step "
             f"{self._saver.saved_at}. `trainer replay` takes the step again and says where it begins; or lower "

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from refit import log
 from refit.spec import Train
-from trainer import apart, quantized
+from trainer import apart, quantized, randomness
 from trainer.batches import Batch
 
 EAGER_LENGTH = 512
@@ -94,7 +94,7 @@ class Objective(nn.Module):
 
 def build(base: Path, train: Train, *, dtype: str, length: int) -> Objective:
     """The objective of a recipe on a base model, the same on every rank."""
-    torch.manual_seed(train.seed)
+    randomness.begin(train.seed)
     attention = attention_for(length, card=train.gpus_per_node > 0)
     if train.method == "qlora":
         quantized.check(train)

@@ -1,8 +1,8 @@
 """What is kept of a step that went wrong: enough to look at it, and to take it again (`trainer replay`).
 
 scene.json   the step, why it was given up, its packs, loss and learning rate, the checkpoint before it, the norm of
-             the gradient layer by layer
-scene.npz    tokens, segments and mask of its packs, as the dataset has them
+             the gradient layer by layer, a digest of each rank's random numbers before the step
+scene.npz    tokens, segments and mask of its packs, as the dataset has them; those random numbers, as JSON
 
 A step that was skipped (`train.skip`) leaves the same as scenes/step-N.json and .npz; the newest few are kept. Rank 0
 writes all of them on its machine; where the output is elsewhere, the launcher uploads them, and there all are kept, at
@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 
 from refit import files
 from refit.errors import BadInput
+from refit.fingerprint import digest
 from refit.packed import Packed
 from refit.store import FileStore, join, store_for
 
@@ -37,29 +38,38 @@ _DEPTH = ("layers", "h", "blocks")
 
 @dataclass(frozen=True)
 class Scene:
-    """A step that was given up: its number (from 1), and that of the checkpoint before it, None from the start."""
+    """A step that was given up: its number (from 1), and that of the checkpoint before it, None from the start.
+
+    `random` has a digest of each rank's random numbers before it, and is empty in scenes of long ago.
+    """
 
     step: int
     why: str
     checkpoint: int | None
+    random: tuple[str, ...] = ()
 
 
 def keep(
-    folder: Path, facts: Mapping[str, Any], packs: Iterable[int], split: Packed, *, name: str = Path(SCENE).stem
-) -> None:
-    """Write a scene; `facts` are scene.json's."""
+    folder: Path, facts: Mapping[str, Any], packs: Iterable[int], split: Packed, random: Sequence[dict[str, Any]],
+    *, name: str = Path(SCENE).stem,
+) -> None:  # fmt: skip
+    """Write a scene; `facts` are scene.json's, `random` is where each rank's random numbers stood."""
     own = list(packs)
     arrays = io.BytesIO()
     np.savez_compressed(
-        arrays, packs=np.array(own), tokens=split.tokens[own], segments=split.segments[own], mask=split.mask[own]
-    )
+        arrays, packs=np.array(own), tokens=split.tokens[own], segments=split.segments[own], mask=split.mask[own],
+        random=np.frombuffer(json.dumps(random).encode(), np.uint8),
+    )  # fmt: skip
     files.write(folder / f"{name}.npz", arrays.getvalue())
-    files.write(folder / f"{name}.json", json.dumps({**facts, "packs": own}, indent=1).encode())
+    told = {**facts, "packs": own, "random": [digest(one) for one in random]}
+    files.write(folder / f"{name}.json", json.dumps(told, indent=1).encode())
 
 
-def keep_skipped(folder: Path, facts: Mapping[str, Any], packs: Iterable[int], split: Packed) -> None:
+def keep_skipped(
+    folder: Path, facts: Mapping[str, Any], packs: Iterable[int], split: Packed, random: Sequence[dict[str, Any]]
+) -> None:
     """Write the scene of a step that was skipped, beside those of the others."""
-    keep(folder / SKIPPED, facts, packs, split, name=f"step-{facts['step']}")
+    keep(folder / SKIPPED, facts, packs, split, random, name=f"step-{facts['step']}")
     known = sorted((folder / SKIPPED).glob("step-*.json"), key=lambda path: int(path.stem.removeprefix("step-")))
     for old in known[:-KEPT]:
         old.unlink()
@@ -97,7 +107,7 @@ def read(output: str, step: int | None = None) -> Scene:
     if not store.exists(place):
         raise BadInput(f"{output}: there is no {name}, so no step was given up there; nothing to take again.")
     found = json.loads(store.read(place))
-    return Scene(int(found["step"]), str(found["why"]), found["checkpoint"])
+    return Scene(int(found["step"]), str(found["why"]), found["checkpoint"], tuple(found.get("random", ())))
 
 
 def by_layer(norms: Iterable[tuple[str, float]]) -> dict[str, str]:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, distributed
 
 from refit import files
 from refit.errors import BadInput, Infrastructure
 from refit.manifest import Manifest
 from refit.store import Draft, join, store_for
-from trainer import checkpoints, device, warm, writer
+from trainer import checkpoints, randomness, warm, writer
 from trainer.engines import Engine
 from trainer.fragments import WEIGHT
+from trainer.randomness import Numbers
 from trainer.state import State
 from trainer.state import name_of as state_of
 from trainer.task import Task
@@ -43,7 +40,7 @@ class Part:
         rank = distributed.get_rank()
         if kind == checkpoints.FAST:
             return cls(rank, engine.state((WEIGHT,), buffers), None)
-        return cls(rank, engine.state(buffers=buffers), _rng_state())
+        return cls(rank, engine.state(buffers=buffers), Numbers.now().document())
 
     def write(self, folder: Path) -> None:
         """Write it into a draft. Each file has its name once it is whole."""
@@ -85,7 +82,7 @@ def load(engine: Engine, task: Task, uri: str) -> None:
     engine.load(folder, weights_only=checkpoints.kind_of(uri) == checkpoints.FAST)
     state = folder / _rng_name(distributed.get_rank())
     if state.is_file():  # not there when more ranks go on than saved
-        _set_rng_state(json.loads(state.read_text(encoding="utf-8")))
+        randomness.go_on(json.loads(state.read_text(encoding="utf-8")))
 
 
 def size(output: str, step: int) -> int:
@@ -101,33 +98,3 @@ def _still_ours(task: Task) -> None:
 
 def _rng_name(rank: int) -> str:
     return f"rng-rank-{rank}.json"
-
-
-def _rng_state() -> dict[str, Any]:
-    name, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, numbers, gauss_next = random.getstate()
-    card = device.random_state()
-    return {
-        "torch": _text(torch.get_rng_state()),
-        **({} if card is None else {"card": _text(card)}),
-        "numpy": [name, [int(key) for key in keys], int(place), int(has_gauss), float(gauss)],
-        "python": [version, list(numbers), gauss_next],
-    }
-
-
-def _set_rng_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(_bytes(state["torch"]))
-    if "card" in state:  # not of a checkpoint that a processor wrote: then the card's are as the seed made them
-        device.set_random_state(_bytes(state["card"]))
-    name, keys, place, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
-    version, numbers, gauss_next = state["python"]
-    random.setstate((version, tuple(numbers), gauss_next))
-
-
-def _text(state: Tensor) -> str:
-    return base64.b64encode(state.numpy().tobytes()).decode()
-
-
-def _bytes(text: str) -> Tensor:
-    return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.uint8).copy())

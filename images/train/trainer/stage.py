@@ -167,6 +167,8 @@ def replay(run: JobRun) -> Manifest:
     before = {record["step"]: record["loss"] for record in read_events(_metrics(output))}
     first = launcher.resumed_from or 0
     exact = found.pop("losses") == [before.get(step) for step in range(first + 1, scene.step)]
+    random = tuple(found.pop("random"))
+    exact = exact and random == (scene.random or random)
     return _manifest("replay", inputs, facts={"step": scene.step, "why": scene.why, "exact": exact, **found})
 
 

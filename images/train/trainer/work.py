@@ -210,9 +210,10 @@ def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[
             why = loop.step(task.until).get("why")  # of a step that was skipped, and is again
         except Diverged as error:
             why = str(error)
-    firsts: list[str | None] = [None] * task.ranks
-    distributed.all_gather_object(firsts, probe.first)
-    return {"replayed": why is not None, "losses": losses, "first": firsts}
+    told: list[tuple[str | None, str]] = [(None, "")] * task.ranks
+    distributed.all_gather_object(told, (probe.first, loop.numbers.digest))
+    firsts, random = zip(*told, strict=True)
+    return {"replayed": why is not None, "losses": losses, "first": list(firsts), "random": list(random)}
 
 
 def _beats(wire: Wire) -> Callable[[], None]:
