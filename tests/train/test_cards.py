@@ -105,11 +105,12 @@ def test_a_checkpoint_of_a_processor_is_gone_on_from_by_a_card_and_back(house: H
 
 
 @TWO
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("stage", "parallel"), [(0, 1), (1, 1), (2, 1), (3, 1), (1, 2)])
 def test_two_cards_learn_what_a_processor_learns_and_go_on_to_the_bit(
-    house: House, trained: dict[str, Any], stage: int
+    house: House, trained: dict[str, Any], stage: int, parallel: int
 ) -> None:
-    output, sets = f"cards-{stage}", ("train.gpus_per_node=2", f"train.zero_stage={stage}")
+    output = f"cards-{stage}-{parallel}"
+    sets = ("train.gpus_per_node=2", f"train.zero_stage={stage}", f"train.tensor_parallel={parallel}")
     whole = house.train(output, ranks=2, sets=sets)
     near(house, output, house.losses("alone"))
     assert all(record["communication"] > 0 for record in house.metrics(output))

@@ -236,6 +236,7 @@ def test_a_card_that_is_full_is_told_with_what_takes_less(
     assert isinstance(told, PreflightRefused)
     assert all(part in str(told) for part in (*said, "Tried to allocate 2 GiB"))
     assert not any(part in str(told) for part in unsaid)
+    assert "too small" in str(device.explained(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), recipe()))
     assert device.explained(RuntimeError("something else"), recipe()) is None
 
 

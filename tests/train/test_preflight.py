@@ -108,6 +108,16 @@ def test_cards_are_wanted_only_where_the_spec_asks_for_them() -> None:
     assert said == ["NVML: nvmlInit gave error 18"] * 2
 
 
+def test_a_card_that_cannot_hold_weights_and_optimizer_is_named_where_it_is_used() -> None:
+    small = Cards(driver="580.10", gpus=(CARD, CARD.model_copy(update={"memory": 22 * GIB})))
+    reports = [report.model_copy(update={"cards": small}) for report in nodes()]
+    need = {**vars(NEED), "memory_per_card": 30 * GIB}
+    assert [(fault.where, fault.found) for _, fault in faults(reports, Need(**need))] == [
+        ("a GPU 1", "22.00 GiB"), ("b GPU 1", "22.00 GiB"),
+    ]  # fmt: skip
+    assert faults(reports, Need(**{**need, "gpus": 1})) == [], "the second one is left alone"
+
+
 def test_clocks_near_the_stores_may_still_be_far_from_each_other() -> None:
     reports = [
         report.model_copy(update={"store": Store(ahead=4.0 if report.host == "a" else -4.0)}) for report in nodes()

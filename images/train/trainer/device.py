@@ -31,6 +31,9 @@ BEFORE_CUDA = {
 }
 """Environment variables that count only if they are there before the first call to a card; set ones stay."""
 
+FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""How those beside torch's own allocator say that a card's memory is."""
+
 _here = PROCESSOR
 
 
@@ -144,7 +147,7 @@ def explained(error: RuntimeError, train: Train) -> PreflightRefused | None:
     Both would come again: a step's memory follows from its shapes, and they are the same on a resume.
     """
     where = f"{socket.gethostname()} {_here}"
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in FULL):
         return PreflightRefused(f"{where}: the card's memory is too small. {_less(train)}\n{error}")
     if "does not have a deterministic implementation" in str(error):
         return PreflightRefused(

@@ -17,12 +17,13 @@ from typing import Any
 
 import deepspeed
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 from refit.errors import Diverged
 from refit.spec import Train
 from trainer import device, fragments, tensor_parallel
 from trainer.fragments import Fragment, Window
+from trainer.memory import BUCKET
 from trainer.objective import Objective
 from trainer.optimizer import adamw, clip, trained
 from trainer.probe import Probe
@@ -62,14 +63,17 @@ class Engine:
             tensor_parallel.check(objective.model.config, self._tensor)
             objective.config = objective.model.config  # DeepSpeed finds the plan of what is cut there
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=objective, optimizer=adamw(objective, train), config=self._config(), dist_init_required=False
+            model=objective,
+            optimizer=adamw(objective, train),
+            config=self._config(trained(objective)),
+            dist_init_required=False,
         )
         self._cut: dict[str, Window] = {}
         if self._tensor > 1:
             self._engine.first_dataloader_check.remove()  # the loader gives a group the same packs; it cannot read ours
             self._cut = tensor_parallel.windows(self._engine.module)
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self, learning: list[nn.Parameter]) -> dict[str, Any]:
         train = self._train
         own = train.accumulation // self._ranks
         config: dict[str, Any] = {
@@ -78,7 +82,13 @@ class Engine:
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 1 << 30,
             "timers": {"throughput": {"enabled": False}},  # it waits for a card at each micro batch, for its log
-            "zero_optimization": {"stage": train.zero_stage, "overlap_comm": False, **_OFFLOAD[train.offload]},
+            "zero_optimization": {
+                "stage": train.zero_stage,
+                "overlap_comm": False,
+                # It makes room for as many at once, 2 GB by itself; more than there are never come.
+                "reduce_bucket_size": max(1, min(BUCKET, sum(parameter.numel() for parameter in learning))),
+                **_OFFLOAD[train.offload],
+            },
             # Torch's Adam does on the host too; DeepSpeed's own is compiled at first use, and would round otherwise.
             "zero_force_ds_cpu_optimizer": False,
         }

@@ -195,6 +195,7 @@ class Train(Spec):
     accumulation: Count = 1
     ranks: Count = 1
     nodes: Count = 1
+    # Each rank computes on a card of its own; with 0 on processors.
     gpus_per_node: Annotated[int, Field(ge=0, le=16)] = 0
     queue: str = "default"
     # "plain" is one process with torch alone, for small jobs: the same steps, to the bit, and no DeepSpeed to start.
