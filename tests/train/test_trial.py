@@ -35,6 +35,17 @@ def test_a_smoke_run_of_one_step_is_refused_for_it_has_nothing_to_save(house: Ho
     assert load_spec(house.spec, ["train.smoke_steps=2"]).train.smoke_steps == 2
 
 
+def test_a_smoke_run_may_take_a_tenth_of_the_planned_time_and_never_less_than_its_minutes(house: House) -> None:
+    """Three steps of a training of a week are nothing, and may take more than ten minutes."""
+    train = load_spec(house.spec).train
+    week, hour = 7 * 24 * 3600.0, 3600.0
+    assert tried.minutes("smoke", train) == tried.minutes("smoke", train, hour) == train.smoke_minutes == 10
+    assert tried.minutes("smoke", train, week) == pytest.approx(0.1 * week / 60)
+    assert tried.minutes("trial", train, week) == pytest.approx(0.1 * week / 60 + 2 * train.overfit.minutes)
+    assert tried.minutes("overfit", train, week) == 2 * train.overfit.minutes
+    assert tried.minutes("train", train, week) is None
+
+
 def test_an_answer_counts_for_the_same_training_tried_in_the_same_way_on_the_same_kind_of_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -60,7 +60,10 @@ SAVING = {
 
 
 class Launcher:
-    """The launches of one job. `resumed_from` is the step that the last launch went on from, None from scratch."""
+    """The launches of one job. `resumed_from` is the step that the last launch went on from, None from scratch.
+
+    `planned` is how many seconds the training takes by its plan, where there is one.
+    """
 
     def __init__(
         self,
@@ -71,10 +74,11 @@ class Launcher:
         dtype: Literal["float32", "bfloat16"],
         token: str,
         scene: Scene | None = None,
+        planned: float | None = None,
     ) -> None:
         self._run, self._inputs, self._mode, self._dtype, self._token = run, inputs, mode, dtype, token
         self._train = run.spec.train
-        self._scene = scene
+        self._scene, self._planned = scene, planned
         self._total = scene.step if scene else self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
         self._grace = grace.budget(self._train.checkpoint)
         self._stop = False
@@ -143,7 +147,7 @@ class Launcher:
                         f"told to stop; the ranks had not ended within {self._grace:.0f} s. Raise "
                         "train.checkpoint.grace_seconds"
                     )
-                limit = tried.minutes(self._mode, self._train)
+                limit = tried.minutes(self._mode, self._train, self._planned)
                 if limit is not None and time.monotonic() - began > 60 * limit:
                     raise PreflightRefused(tried.too_slow(self._mode, self._train, limit))
 

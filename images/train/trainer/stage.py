@@ -40,7 +40,7 @@ def plan(run: JobRun) -> Manifest:
 def preflight(run: JobRun) -> Manifest:
     """Is every rank's place fit for the training?"""
     inputs = _locate(run)
-    return _manifest("preflight", inputs, facts=_look(run, inputs))
+    return _manifest("preflight", inputs, facts=_look(run, inputs, _planned(run, inputs)))
 
 
 def overfit(run: JobRun) -> Manifest:
@@ -60,12 +60,13 @@ def trial(run: JobRun) -> Manifest:
     one set of ranks, and kept for the next time.
     """
     inputs = _locate(run)
-    looked = _look(run, inputs)
+    planned = _planned(run, inputs)
+    looked = _look(run, inputs, planned)
     run.event(State.RUNNING, f"preflight: {len(looked['ranks'])} rank(s) fit, {len(looked['checks'])} checks")
     wanted = tried.parts(run.spec.train)
     known = {part: tried.known(part, run.job, inputs.fingerprint) for part in wanted}
     new = tuple(part for part in wanted if known[part] is None)
-    found = _try(run, inputs, new)
+    found = _try(run, inputs, new, planned["seconds"])
     for part in wanted:
         said = tried.told(part, known[part] or found[part], run.spec.train)
         run.event(State.RUNNING, f"{part}: {said}{'' if part in new else ' (known)'}")
@@ -73,33 +74,40 @@ def trial(run: JobRun) -> Manifest:
     return _manifest("trial", inputs, facts={"preflight": looked, **facts})
 
 
-def _look(run: JobRun, inputs: Inputs) -> dict[str, Any]:
-    """The preflight of a training by its plan: the one that the input `plan` names, or one made here."""
+def _planned(run: JobRun, inputs: Inputs) -> dict[str, Any]:
+    """The plan of a training: the one that the input `plan` names, or one made here."""
+    uri = run.job.inputs.get("plan")
+    if uri:
+        return store_for(uri).require(uri, "plan").facts
+    from trainer import plan as planning
+
+    return planning.make(run.spec.train, inputs.base, Packs.of(inputs.dataset, run.spec.train))
+
+
+def _look(run: JobRun, inputs: Inputs, planned: dict[str, Any]) -> dict[str, Any]:
+    """The preflight of a training by its plan."""
     from trainer import preflight as looking
 
-    train, uri = run.spec.train, run.job.inputs.get("plan")
-    if uri:
-        planned = store_for(uri).require(uri, "plan").facts
-    else:
-        from trainer import plan as planning
-
-        planned = planning.make(train, inputs.base, Packs.of(inputs.dataset, train))
+    train = run.spec.train
     output = join(run.job.store, "training", run.job.pipeline, inputs.fingerprint)
     return looking.preflight(train, planned, output)
 
 
 def _one_part(run: JobRun, part: str) -> Manifest:
     inputs = _locate(run)
-    return _manifest(part, inputs, facts=_try(run, inputs, (part,))[part])
+    planned = _planned(run, inputs)["seconds"] if "plan" in run.job.inputs else None
+    return _manifest(part, inputs, facts=_try(run, inputs, (part,), planned)[part])
 
 
-def _try(run: JobRun, inputs: Inputs, parts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Try these parts, and keep what is found out."""
+def _try(run: JobRun, inputs: Inputs, parts: tuple[str, ...], planned: float | None) -> dict[str, dict[str, Any]]:
+    """Try these parts, and keep what is found out; `planned` is how many seconds the training takes."""
     if not parts:
         return {}
     mode: Mode = "trial" if len(parts) > 1 else "overfit" if tried.OVERFIT in parts else "smoke"
     with writer.sole(run.folder, run.job.output) as token:
-        found = Launcher(run, inputs, mode=mode, dtype=arithmetic(run.spec.train), token=token).supervise()
+        found = Launcher(
+            run, inputs, mode=mode, dtype=arithmetic(run.spec.train), token=token, planned=planned
+        ).supervise()
     answers: dict[str, dict[str, Any]] = found if mode == "trial" else {parts[0]: found}
     for part, facts in answers.items():
         tried.keep(part, run.job, _manifest(part, inputs, facts=facts))

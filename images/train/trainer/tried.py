@@ -31,9 +31,14 @@ def parts(train: Train) -> tuple[str, ...]:
     return (OVERFIT, SMOKE) if train.overfit.steps and not train.of_pairs else (SMOKE,)
 
 
-def minutes(mode: Mode, train: Train) -> float | None:
-    """How long the ranks may take in all; None where nobody says."""
-    limits = {OVERFIT: 2 * train.overfit.minutes, SMOKE: train.smoke_minutes}  # the ranks keep the former themselves
+def minutes(mode: Mode, train: Train, planned: float | None = None) -> float | None:
+    """How long the ranks may take in all; None where nobody says. `planned` is what the training takes, in seconds.
+
+    A handful keeps to a tenth of the training's micro batches by itself. Three steps of a long training are as little,
+    and may take an hour.
+    """
+    smoke = max(train.smoke_minutes, train.smoke_share * (planned or 0.0) / 60)
+    limits = {OVERFIT: 2 * train.overfit.minutes, SMOKE: smoke}  # the ranks keep the former themselves
     return sum(limits.values()) if mode == "trial" else limits.get(mode)
 
 

@@ -143,6 +143,7 @@ class Train(Spec):
             "early",
             "smoke_steps",
             "smoke_minutes",
+            "smoke_share",
             "heartbeat_seconds",
             "hang_seconds",
             "max_restarts",
@@ -158,6 +159,7 @@ class Train(Spec):
             "early",
             "smoke_steps",
             "smoke_minutes",
+            "smoke_share",
             "heartbeat_seconds",
             "hang_seconds",
             "max_restarts",
@@ -219,7 +221,9 @@ class Train(Spec):
     skip: Skip = Skip()
     # With a save before the last of them, and a restore: before the first step there is no optimizer to save.
     smoke_steps: Annotated[int, Field(ge=2)] = 3
+    # It may take so many minutes, or, where that is more, so much of the time that the plan says the training takes.
     smoke_minutes: Positive = 10.0
+    smoke_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     heartbeat_seconds: Positive = 2.0
     # A rank that is silent for so long is taken for hung; a step that is known to take longer counts tenfold.
     hang_seconds: Positive = 120.0
