@@ -128,10 +128,14 @@ def test_a_step_that_is_not_finite_leaves_no_trace_but_its_scene(house: House, s
 @pytest.mark.integration
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_resume_over_a_skipped_step_is_exact_and_remembers_it(house: House, stage: int) -> None:
+    """Above stage 0 only what the stage keeps in its own way: a state of which no step was taken yet.
+
+    What was spent is in the manifest, and a replay goes on as a resume does: the same at any stage.
+    """
     name, wrong = f"skips-resumed-{stage}", [(1, 1, "loss"), (1, 3, "gradient")]
     sets = (f"train.zero_stage={stage}",)
     finish(house, name, wrong, *sets)
-    for kept in (1, 4):  # before the first step that was taken, and after the second that was not
+    for kept in (1, 4) if stage == 0 else (1,):  # before the first step that was taken, after the second that was not
         output = house.root / f"{name}-from-{kept}"
         shutil.copytree(house.root / name, output)
         (output / "manifest.json").unlink()
@@ -141,11 +145,12 @@ def test_a_resume_over_a_skipped_step_is_exact_and_remembers_it(house: House, st
         assert house.losses(output.name) == house.losses(name)
         assert same(state(house, output.name, 6), state(house, name, 6))
         assert house.metrics(output.name)[2]["skips"] == 2
-    if stage == 0:
-        again = replay(house, name, 3, wrong)
-        assert (again["replayed"], again["exact"], again["why"]) == (True, True, house.metrics(name)[2]["why"])
-        innocent = replay(house, name, 3, wrong[:1])
-        assert (innocent["replayed"], innocent["exact"]) == (False, True)
+    if stage > 0:
+        return
+    again = replay(house, name, 3, wrong)
+    assert (again["replayed"], again["exact"], again["why"]) == (True, True, house.metrics(name)[2]["why"])
+    innocent = replay(house, name, 3, wrong[:1])
+    assert (innocent["replayed"], innocent["exact"]) == (False, True)
     (house.root / f"{name}-from-4/manifest.json").unlink()
     for step in (5, 6):
         shutil.rmtree(house.root / f"{name}-from-4/checkpoints/step-{step}")

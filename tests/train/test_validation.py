@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import tickets
@@ -22,6 +23,7 @@ OVERSHOOTS = (
     "train.schedule=constant", "train.learning_rate=0.3", "train.max_steps=40", "train.warmup_steps=0",
     "train.checkpoint.every_steps=100", "train.checkpoint.keep_last=1", "train.validation.every_steps=1",
 )  # fmt: skip
+PATIENT = (*OVERSHOOTS, "train.validation.patience=2", "train.validation.publish=best")
 
 
 def looks(house: House, output: str) -> dict[int, float]:
@@ -86,17 +88,28 @@ def by_intent(house: House, model: str) -> dict[str, float]:
     return {intent: loss / count for intent, (loss, count) in sums.items()}
 
 
+@pytest.fixture(scope="module")
+def looked_alone(house: House) -> dict[int, float]:
+    house.train("looked-alone", sets=("train.max_steps=4", *LOOKS))
+    return looks(house, "looked-alone")
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("stage", [0, 3])
-def test_any_number_of_ranks_sees_the_same_loss(house: House, stage: int) -> None:
-    house.train(f"alone-{stage}", sets=("train.max_steps=4", *LOOKS))
+def test_any_number_of_ranks_sees_the_same_loss(house: House, looked_alone: dict[int, float], stage: int) -> None:
     house.train(f"two-{stage}", ranks=2, sets=("train.max_steps=4", f"train.zero_stage={stage}", *LOOKS))
-    assert looks(house, f"two-{stage}") == pytest.approx(looks(house, f"alone-{stage}"), rel=1e-3)
+    assert looks(house, f"two-{stage}") == pytest.approx(looked_alone, rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def patient(house: House) -> dict[str, Any]:
+    """A training that gets worse soon, and stops for it."""
+    return house.train("patient", sets=PATIENT)
 
 
 @pytest.mark.integration
-def test_it_stops_when_it_gets_no_better_and_publishes_the_best(house: House) -> None:
-    answer = house.train("patient", sets=(*OVERSHOOTS, "train.validation.patience=2", "train.validation.publish=best"))
+def test_it_stops_when_it_gets_no_better_and_publishes_the_best(house: House, patient: dict[str, Any]) -> None:
+    answer = patient
     seen = looks(house, "patient")
     best = min(seen, key=lambda step: seen[step])
     assert answer["steps"] == len(seen) == best + 2 < 40
@@ -110,18 +123,18 @@ def test_it_stops_when_it_gets_no_better_and_publishes_the_best(house: House) ->
 
 
 @pytest.mark.integration
-def test_a_resume_knows_the_best_and_how_long_ago_it_was(house: House) -> None:
-    sets = (*OVERSHOOTS, "train.validation.patience=2")
-    whole = house.train("patient-whole", sets=sets)
+def test_a_resume_knows_the_best_and_how_long_ago_it_was(house: House, patient: dict[str, Any]) -> None:
+    whole = patient
     output = house.root / "patient-again"
-    shutil.copytree(house.root / "patient-whole", output)
+    shutil.copytree(house.root / "patient", output)
     (output / "manifest.json").unlink()
-    again = house.train("patient-again", sets=sets)
+    again = house.train("patient-again", sets=PATIENT)
     assert again["resumed_from"] == whole["steps"], "it had stopped, and stops again"
     assert again["model_digest"] == whole["model_digest"]
     shutil.rmtree(output / "checkpoints" / f"step-{whole['steps']}")
     (output / "manifest.json").unlink()
-    again = house.train("patient-again", sets=sets)
+    again = house.train("patient-again", sets=PATIENT)
     assert again["resumed_from"] == whole["steps"] - 2
     assert (again["steps"], again["model_digest"]) == (whole["steps"], whole["model_digest"])
-    assert looks(house, "patient-again") == looks(house, "patient-whole")
+    assert house.losses("patient-again") == house.losses("patient")
+    assert looks(house, "patient-again") == looks(house, "patient")
