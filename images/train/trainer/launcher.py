@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal
 
-from refit import files, log
+from refit import log
 from refit.errors import (
     BY_EXIT_CODE,
     Diverged,
@@ -29,9 +28,10 @@ from refit.errors import (
 )
 from refit.job import JobRun
 from refit.states import State
-from trainer import checkpoints, grace, metrics, prometheus, tried, warm, writer
+from trainer import checkpoints, grace, metrics, tried, warm, writer
 from trainer import scene as scenes
 from trainer.checkpoints import Checkpoint
+from trainer.heartbeat import Heartbeat
 from trainer.idle import Idle, Idleness
 from trainer.inputs import Inputs
 from trainer.pauses import Pauses
@@ -44,10 +44,6 @@ from trainer.watch import Watch
 POLL_SECONDS = 0.2
 LAST_WORDS_SECONDS = 5.0
 """How long the other ranks may take to end when one has said how it ends."""
-
-RECENT_STEPS = 10
-"""Speed and time left are told from so many last steps."""
-
 
 SAVING = {
     "save_failed": "the {tier} of step {step} could not be saved, on rank {rank}: {why}",
@@ -79,15 +75,14 @@ class Launcher:
         self._run, self._inputs, self._mode, self._dtype, self._token = run, inputs, mode, dtype, token
         self._train = run.spec.train
         self._scene, self._planned = scene, planned
-        self._total = scene.step if scene else self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
+        total = scene.step if scene else self._train.max_steps if mode == "train" else self._train.smoke_steps + 1
+        self._heartbeat = Heartbeat(run, mode, total)
         self._grace = grace.budget(self._train.checkpoint)
         self._stop = False
         self._phase: str | None = None
-        self._shown, self._told = 0.0, -1
         self._idleness, self._silence = Idleness(), Silence()
         self._pauses = Pauses()
         self._away = False
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         self.resumed_from: int | None = None
         self.last: dict[str, Any] = {}
 
@@ -115,14 +110,14 @@ class Launcher:
                     if launch > self._train.max_restarts:
                         raise NodeLost(f"{error}\nThe ranks were lost {launch} times; train.max_restarts allows "
                                        f"{self._train.max_restarts}.") from error  # fmt: skip
-                    self._rest(self._pauses.after(error, stepped=bool(self._recent)), error)
+                    self._rest(self._pauses.after(error, stepped=self._heartbeat.has_stepped), error)
                     self._run.event(State.RETRYING, str(error), launch=launch)
                     self._run.event(State.RUNNING, f"launch {launch + 1}")
         raise AssertionError("the last launch returns or raises")
 
     def _launch(self, launch: int) -> dict[str, Any]:
         self._phase = None
-        self._recent.clear()  # of this launch; the loss of a step that is taken again is none of it
+        self._heartbeat.launch()
         task = self._task()
         log.event("launch", mode=self._mode, ranks=task.ranks, resumed_from=self.resumed_from, dtype=task.dtype)
         began, self._idleness, self._silence = time.monotonic(), Idleness(), Silence()
@@ -247,7 +242,7 @@ class Launcher:
             elif kind == "step":
                 self.last = message
                 self._silence.stepped(sum(message.get(part, 0.0) for part in ("seconds", "save", "validation")))
-                self._recent.append((message["tokens"], message["seconds"]))
+                self._heartbeat.stepped(message)
                 if message.get("skipped"):
                     self._upload_scene(message["step"])
                 if "validation_loss" in message:
@@ -312,12 +307,11 @@ class Launcher:
         self._show()
 
     def _show(self) -> None:
-        now = time.monotonic()
-        if now - self._shown < self._train.heartbeat_seconds:
+        if not self._heartbeat.is_due():
             return
-        self._shown = now
         try:
-            self._tell()
+            self._check_token()
+            self._heartbeat.beat(self.last, self.resumed_from)
         except StoreUnavailable as error:
             # The ranks go on: whether a checkpoint can be written, and whether the output is still ours, is asked
             # again before its commit.
@@ -326,28 +320,6 @@ class Launcher:
             self._away = True
         else:
             self._away = False
-
-    def _tell(self) -> None:
-        """Look whether the output is still ours, and say how far the ranks are."""
-        self._check_token()
-        step = int(self.last.get("step", self.resumed_from or 0))
-        more: dict[str, Any] = {"seconds_left": None, "resumed_from": self.resumed_from}
-        if self._recent:
-            tokens, seconds = (sum(column) for column in zip(*self._recent, strict=True))
-            more |= {
-                "loss": self.last["loss"], "tokens_per_second": tokens / seconds,
-                "seconds_left": seconds / len(self._recent) * (self._total - step),
-            }  # fmt: skip
-            if step != self._told:
-                self._told = step
-                log.event(
-                    "step", done=step, of=self._total, loss=self.last["loss"],
-                    tokens_per_second=more["tokens_per_second"], seconds_left=more["seconds_left"],
-                )  # fmt: skip
-        self._run.progress(self._mode, step, self._total, **more)
-        labels = {"job": self._run.job.id, "pipeline": self._run.job.pipeline, "team": self._run.job.team}
-        lines = prometheus.render(labels, self.last, heartbeat=time.time(), total=self._total)
-        files.write(self._run.folder / prometheus.FILE, lines.encode())
 
     @contextmanager
     def _stopped_by_signals(self) -> Iterator[None]:
