@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.sdk import BaseOperatorLink
@@ -31,6 +31,12 @@ GRACE_BEFORE_RUN_ENDS = 60.0
 POLL_SECONDS = {"local": 1.0, "kubernetes": 10.0}
 """How often a job is looked at: a file is cheap, an API server is shared."""
 
+QUICK_SECONDS = {"local": 8.0}
+"""A job that ends so soon is waited for in place. To leave the worker and come back takes the scheduler longer; and a
+trigger that fires before the scheduler has heard of the leaving costs a try. Pods take longer only to start."""
+
+QUICK_POLL_SECONDS = 0.2
+
 
 class JobOperator(KubernetesPodOperator):
     """Do one job, in a pod or as a local process, and return the URI of its manifest.
@@ -39,8 +45,8 @@ class JobOperator(KubernetesPodOperator):
 
     Mechanism: the job's document is built from the run's resolved spec and written into the output folder, whose name
     is the fingerprint of the work. A manifest there answers at once. Otherwise the backend starts the job, or adopts
-    the living one, and the task always defers: it holds no worker while the job runs. The exit code comes back as the
-    matching exception, and the retry policy decides by its class.
+    the living one, and a task whose job is not over within seconds defers: it holds no worker while the job runs. The
+    exit code comes back as the matching exception, and the retry policy decides by its class.
 
     What it does not do: stream XCom through a sidecar (the manifest is the result), or delete a job because its worker
     is told to stop. Only a person who ends the task stops its job.
@@ -107,8 +113,6 @@ class JobOperator(KubernetesPodOperator):
         self.log.info("%s %s, a %s job; its folder is %s", "started" if started else "adopted", job.id, backend.name,
                       job.output)  # fmt: skip
         projection.project(job, context["run_id"])
-        if self._killed:
-            self._stop_if_cancelled(backend, job, context)
         return self._wait(job, backend, cursor, context)
 
     def conclude(self, context: Context, event: dict[str, Any]) -> str:
@@ -168,15 +172,22 @@ class JobOperator(KubernetesPodOperator):
         """SIGTERM says the same for a worker's shutdown and for a person's cancel; `execute` asks which it was."""
         self._killed = True
 
-    def _wait(self, job: Job, backend: backends.Backend, cursor: str, context: Context) -> NoReturn:
-        self.defer(
-            trigger=JobTrigger(
-                job=job.uri, backend=backend.name, run_id=context["run_id"], heartbeat_timeout=self.heartbeat_timeout,
-                cursor=cursor, since=time.time(), deadline=deadline(job.spec, context) - pods.grace(job),
-                poll_seconds=self.poll_interval,
-            ),
-            method_name="conclude",
-        )  # fmt: skip
+    def _wait(self, job: Job, backend: backends.Backend, cursor: str, context: Context) -> str:
+        """Wait for the job: a few seconds here, then deferred."""
+        wait: dict[str, Any] = {
+            "job": job.uri, "backend": backend.name, "run_id": context["run_id"],
+            "heartbeat_timeout": self.heartbeat_timeout, "since": time.time(),
+            "deadline": deadline(job.spec, context) - pods.grace(job), "poll_seconds": self.poll_interval,
+        }  # fmt: skip
+        here = JobTrigger(cursor=cursor, **wait)
+        until = time.monotonic() + QUICK_SECONDS.get(backend.name, 0.0)
+        while time.monotonic() < until and not self._killed:
+            if (event := here.ask()) is not None:
+                return self.conclude(context, event)
+            time.sleep(QUICK_POLL_SECONDS)
+        if self._killed:
+            self._stop_if_cancelled(backend, job, context)
+        self.defer(trigger=JobTrigger(cursor=here.cursor, **wait), method_name="conclude")
         raise AssertionError("defer raises")
 
     def _stop_if_cancelled(self, backend: backends.Backend, job: Job, context: Context) -> None:

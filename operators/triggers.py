@@ -58,7 +58,7 @@ class Watch(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         # Not asyncio.to_thread: from a thread of this kind a look may ask Airflow too.
-        look = sync_to_async(self._look, thread_sensitive=False)
+        look = sync_to_async(self.ask, thread_sensitive=False)
         while (event := await look()) is None:
             await asyncio.sleep(self.poll_seconds)
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
@@ -71,7 +71,8 @@ class Watch(BaseTrigger):
         """What to do, and to say, when the deadline has passed."""
         raise NotImplementedError
 
-    def _look(self) -> dict[str, Any] | None:
+    def ask(self) -> dict[str, Any] | None:
+        """Look once: the event, also where the look fails, or None when it is not time yet."""
         try:
             event = self.look()
             self._away_since = None

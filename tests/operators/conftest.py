@@ -36,6 +36,12 @@ from refit.store import join
 PROGRAM = Path(__file__).with_name("program.py")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job is waited for deferred, as one that takes long is; a test that wants otherwise says so."""
+    monkeypatch.setattr("operators.job.QUICK_SECONDS", {})
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("REFIT_HOME", str(tmp_path / "home"))

@@ -59,6 +59,28 @@ def test_a_job_is_waited_for_deferred_and_returns_its_manifest(
     assert run.output_named(uri, "dataset") == "file:///d"
 
 
+def test_a_job_that_ends_within_seconds_is_waited_for_in_place(
+    prepare: Callable[..., CorpusOperator], context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operators.job.QUICK_SECONDS", {"local": 60.0})
+    uri = prepare(options={"outputs": {"dataset": "file:///d"}}).execute(context)
+    assert run.output_named(uri, "dataset") == "file:///d"
+    with pytest.raises(BadInput, match="as told: BadRecords"):
+        prepare(("raise", "BadRecords")).execute({**context, "run_id": "manual__2"})
+
+
+def test_a_job_that_does_not_is_left_to_a_trigger_that_goes_on_where_its_lines_were_read(
+    prepare: Callable[..., CorpusOperator], context: dict[str, Any], fire: Fire, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("operators.job.QUICK_SECONDS", {"local": 3.0})
+    act = [("say", "the first line"), ("wait_for", str(tmp_path / "go"))]
+    wait = deferred(prepare(*act), context)
+    assert int(wait.trigger.cursor or 0) > 0, "it has been shown already"
+    (tmp_path / "go").touch()
+    assert fire(wait.trigger)["status"] == "done"
+
+
 def test_what_is_there_already_is_answered_without_a_process(
     prepare: Callable[..., CorpusOperator], context: dict[str, Any], backend: LocalBackend
 ) -> None:
