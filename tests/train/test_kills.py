@@ -18,10 +18,12 @@ from trainer.writer import MARK
 
 pytestmark = pytest.mark.integration
 
+STEPS = 24
+
 # Dropout, so that random numbers matter; a clipped LoRA at ZeRO 2, so that state is split over the ranks.
 RECIPE = (
-    "train.method=lora", "train.lora.dropout=0.1", "train.zero_stage=2", "train.max_steps=40",
-    "train.checkpoint.every_steps=5", "train.heartbeat_seconds=0.2", "train.hang_seconds=15",
+    "train.method=lora", "train.lora.dropout=0.1", "train.zero_stage=2", f"train.max_steps={STEPS}",
+    "train.checkpoint.every_steps=5", "train.heartbeat_seconds=0.2", "train.hang_seconds=20",
 )  # fmt: skip
 SECONDS = 600
 
@@ -79,8 +81,8 @@ def undisturbed(house: House) -> dict:
 
 @pytest.fixture
 def running(house: House, undisturbed: dict, request: pytest.FixtureRequest) -> Iterator[Running]:
-    """A training under way; nothing of it is left behind."""
-    run = Running(house, request.node.name)
+    """A training under way, with more in its recipe where a test says so; nothing of it is left behind."""
+    run = Running(house, request.function.__name__, sets=(*RECIPE, *getattr(request, "param", ())))
     yield run
     if run.process.poll() is None:
         run.process.kill()
@@ -135,6 +137,7 @@ def test_a_killed_launcher_takes_its_ranks_along_and_the_next_goes_on(
     same(house, again, undisturbed, answer)
 
 
+@pytest.mark.parametrize("running", [("train.hang_seconds=12",)], indirect=True)
 def test_a_hung_rank_is_named_and_replaced(house: House, undisturbed: dict, running: Running) -> None:
     running.until_step(7)
     os.kill(running.rank(1), signal.SIGSTOP)

@@ -21,7 +21,7 @@ from test_kills import RECIPE, Running
 
 pytestmark = pytest.mark.integration
 
-STEPS, EVERY = 60, 5
+STEPS, EVERY = 60 if campaign.COUNT is not None else 30, 5
 SETS = (*RECIPE, f"train.max_steps={STEPS}", f"train.checkpoint.every_steps={EVERY}", "train.max_restarts=100")
 VICTIMS = ("launcher", "rank 0", "rank 1")
 

@@ -35,7 +35,8 @@ NAN_SETS = (
     "train.method=lora", "train.micro_batch=1", "train.accumulation=2", "train.max_steps=20",
     "train.checkpoint.every_steps=2",
 )  # fmt: skip
-HELD_SETS = (*RECIPE, "train.hang_seconds=12", "train.max_steps=60")
+HELD_STEPS = 60 if campaign.COUNT is not None else 24
+HELD_SETS = (*RECIPE, "train.hang_seconds=12", f"train.max_steps={HELD_STEPS}")
 
 
 def packs(house: House) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -122,7 +123,7 @@ def test_a_held_rank_is_named_and_replaced(house: House) -> None:
     def case(number: int, rng: random.Random) -> campaign.Facts:
         name, rank = f"soak-held-{number}", rng.randint(0, 1)
         running = Running(house, name, sets=HELD_SETS)
-        running.until_step(rng.randint(3, 40))
+        running.until_step(rng.randint(3, HELD_STEPS * 2 // 3))
         pid, held = running.rank(rank), time.time()
         os.kill(pid, signal.SIGSTOP)
         steps = [record["seconds"] for record in house.metrics(name)]
