@@ -3,8 +3,8 @@
 `train.warm_start` names a checkpoint, full or of weights alone, of a training of the same base model by the same
 method. Step 0 has its weights; optimizer, random numbers and the order of the data are those of any fresh training, and
 the learning rate is warmed up by the recipe's own `warmup_steps`. The checkpoint's content is part of the training's
-name: like dataset and base model it stays where it is. A resume reads its manifest, and no byte of its weights (but
-where DPO's reference is no longer at hand, and computed again).
+name: like dataset and base model it stays where it is. A resume reads its manifest, and no byte of its weights; with
+DPO it hashes them, for its reference may have to be computed again.
 
 What it does not do: take over an optimizer (`trainer run` on that training's own output goes on with it), or fit an
 adapter of one rank into one of another.
