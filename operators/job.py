@@ -51,8 +51,8 @@ class JobOperator(KubernetesPodOperator):
     What it does not do: stream XCom through a sidecar (the manifest is the result), or delete a job because its worker
     is told to stop. Only a person who ends the task stops its job.
 
-    Known race: a task that a person ends in the moment between the start and the deferral is noticed just before the
-    deferral; a worker killed hard in that moment leaves the job to the next try, which adopts it.
+    Known race: a task that a person ends between the start and the deferral is noticed just before the deferral; a
+    worker killed hard in that time leaves the job to the next try, which adopts it.
 
     Args:
         spec: URI of the run's resolved spec.
@@ -185,19 +185,29 @@ class JobOperator(KubernetesPodOperator):
             if (event := here.ask()) is not None:
                 return self.conclude(context, event)
             time.sleep(QUICK_POLL_SECONDS)
-        if self._killed:
-            self._stop_if_cancelled(backend, job, context)
+        self._stop_if_cancelled(backend, job, context)
         self.defer(trigger=JobTrigger(cursor=here.cursor, **wait), method_name="conclude")
         raise AssertionError("defer raises")
 
     def _stop_if_cancelled(self, backend: backends.Backend, job: Job, context: Context) -> None:
-        ti = context["ti"]
-        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id])
-        if states.get(ti.run_id, {}).get(ti.task_id) == "running":
-            self.log.info("the worker shuts down; the job goes on")
+        """Asked before each deferral: a person's act reaches a worker seconds late, and a trigger that is never made
+        would end nothing."""
+        if _state(context) == "running":
+            if self._killed:
+                self.log.info("the worker shuts down; the job goes on")
             return
         backend.stop(job.output, grace=pods.grace(job))
         raise Cancelled(f"{job.id}: its task was ended by hand, so the job was stopped")
+
+
+def _state(context: Context) -> str | None:
+    """What Airflow thinks of this task."""
+    ti = context["ti"]
+    number = getattr(ti, "map_index", None)
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id])
+    name = ti.task_id if number is None or number < 0 else f"{ti.task_id}_{number}"
+    found: str | None = states.get(ti.run_id, {}).get(name)
+    return found
 
 
 def _task(task_id: str, context: Context) -> str:

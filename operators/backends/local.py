@@ -48,7 +48,7 @@ PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "REFIT_STORE", "R
 STORE_ACCESS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
                 "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
                 "AWS_PROFILE")  # fmt: skip
-"""What else it inherits when its store or a source is S3."""
+"""What else it inherits when its store, or something that it reads or writes beside it, is on S3."""
 
 START_SECONDS = 60.0
 """How long a keeper may take to say that it is there; a loaded machine is slow, not broken."""
@@ -186,8 +186,12 @@ def mark(output: str) -> str:
 
 def environment(job: Job, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """All that a job's program gets to see: a whitelist, so that no secret slips through."""
-    places = [job.store, *(source.uri for source in job.spec.data.sources)]
-    names = PASSED_ON + (STORE_ACCESS if any(urlsplit(place).scheme == "s3" for place in places) else ())
+    train = job.spec.train
+    places = [
+        job.store, *(source.uri for source in job.spec.data.sources), *job.inputs.values(),
+        train.base, train.warm_start, train.checkpoint.copy_to,
+    ]  # fmt: skip
+    names = PASSED_ON + (STORE_ACCESS if any(urlsplit(place or "").scheme == "s3" for place in places) else ())
     if job.kind == "prepare":
         names += connections.variables(job.spec)
     return {

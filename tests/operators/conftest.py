@@ -116,7 +116,8 @@ class TaskInstance:
         self.state = state
 
     def get_task_states(self, **_: Any) -> dict[str, dict[str, str]]:
-        return {self.run_id: {self.task_id: self.state}}
+        name = self.task_id if self.map_index < 0 else f"{self.task_id}_{self.map_index}"
+        return {self.run_id: {name: self.state}}
 
 
 @pytest.fixture

@@ -185,6 +185,30 @@ def test_a_worker_that_shuts_down_leaves_the_job_and_a_cancelled_task_does_not(
     assert not backend.adopt(operator.folder)
 
 
+def test_one_of_several_mapped_tasks_is_not_taken_for_cancelled(
+    prepare: Callable[..., CorpusOperator], context: dict[str, Any], backend: LocalBackend, tmp_path: Path
+) -> None:
+    """Airflow names the states of mapped tasks by their number too."""
+    context["ti"].map_index = 2
+    operator = prepare(("wait_for", str(tmp_path / "never")))
+    operator.on_kill()
+    deferred(operator, context)
+    assert backend.adopt(operator.folder)
+
+
+def test_a_task_ended_by_hand_while_it_waits_in_place_ends_its_job_though_no_signal_has_come(
+    prepare: Callable[..., CorpusOperator], context: dict[str, Any], backend: LocalBackend, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Airflow tells a worker with its next heartbeat, and refuses the deferral before: nobody would watch the job."""
+    monkeypatch.setattr("operators.job.QUICK_SECONDS", {"local": 1.0})
+    operator = prepare(("wait_for", str(tmp_path / "never")))
+    context["ti"].state = "failed"
+    with pytest.raises(Cancelled):
+        operator.execute(context)
+    assert not backend.adopt(operator.folder)
+
+
 def test_the_job_s_lines_and_progress_reach_the_task_s_log(
     prepare: Callable[..., CorpusOperator],
     context: dict[str, Any],

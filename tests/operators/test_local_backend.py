@@ -201,6 +201,18 @@ def test_the_store_s_own_access_is_passed_on_where_the_store_is_s3(make_job: Mak
     assert environment(job, {"AWS_SECRET_ACCESS_KEY": "secret"})["AWS_SECRET_ACCESS_KEY"] == "secret"
 
 
+@pytest.mark.parametrize("field", ["base", "warm_start", "checkpoint.copy_to"])
+def test_so_it_is_where_a_training_begins_or_is_kept_on_s3(make_job: MakeJob, field: str) -> None:
+    job = make_job()
+    group, _, name = field.rpartition(".")
+    place = getattr(job.spec.train, group) if group else job.spec.train
+    changed = place.model_copy(update={name: "s3://elsewhere/x"})
+    train = job.spec.train.model_copy(update={group: changed}) if group else changed
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"train": train})})
+    assert "AWS_PROFILE" not in environment(make_job(), {"AWS_PROFILE": "p"})
+    assert environment(job, {"AWS_PROFILE": "p"})["AWS_PROFILE"] == "p"
+
+
 def test_a_log_is_read_in_whole_lines_whatever_the_moment(backend: LocalBackend, make_job: MakeJob) -> None:
     job = make_job()
     path = backend.folder(job.output) / keeper.OUTPUT

@@ -204,7 +204,8 @@ def run(job: Job, handler: Handler) -> Manifest:
         log.event("answered", job=job.id, output=job.output)
         try:
             JobRun(job, _folder_of(job.output, store)).answered()
-        except (OSError, StoreUnavailable) as error:  # an answer is one also where nothing can be written
+        except (OSError, ValueError, StoreUnavailable) as error:  # an answer is one also where nothing can be written,
+            # or somebody else tells of it at the same time
             log.event("not_told", job=job.id, why=str(error))
         return done
     log.bind(job=job.id)
