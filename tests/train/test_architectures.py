@@ -99,7 +99,7 @@ def test_a_model_is_asked_whether_it_reads_across_documents() -> None:
             logits: torch.Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
             return logits
 
-        seen[name] = apart.sees_apart(ask, 300, torch.device("cpu"), bfloat16=False)
+        seen[name] = apart.sees_apart(ask, 300, torch.device("cpu"), coarse=False)
     assert seen == {"llama": True, "falcon": False, "mamba": False}
 
 

@@ -14,6 +14,7 @@ import faults
 import numpy as np
 import pytest
 from conftest import House
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from refit.fingerprint import RECIPE_VERSION, fingerprint, training_fingerprint
@@ -91,6 +92,12 @@ def test_a_budget_is_for_all_steps_and_for_a_row() -> None:
     resumed = Skips(Skip(budget=4, in_a_row=2), skips.steps)
     assert [resumed.spend(step) for step in (3, 5, 7, 9)] == [False, True, True, False]
     assert not Skips(Skip()).spend(1), "by default nothing is skipped"
+
+
+def test_a_step_that_is_offloaded_cannot_be_passed_over() -> None:
+    """DeepSpeed keeps its gradients on the host by then, and would take the step all the same."""
+    with pytest.raises(ValidationError, match=r"train\.skip\.budget is 1 and train\.offload is optimizer"):
+        Train(base="cache://models/x", zero_stage=2, offload="optimizer", gpus_per_node=1, skip={"budget": 1})
 
 
 def test_a_training_that_skips_nothing_keeps_its_name() -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import selectors
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from refit.spec import Train
-from trainer import machine, randomness
+from trainer import alive, machine, randomness
 from trainer.cli_work import store_of
 from trainer.randomness import Numbers
+from trainer.ranks import Rank, Ranks
 from trainer.silence import NAMED_SECONDS, STARTUP_SECONDS, Patience, Silence, Silent
+from trainer.task import Wire
 
 
 def test_patience_is_long_before_the_first_step_and_follows_the_longest_silence_after() -> None:
@@ -90,3 +97,61 @@ def test_auto_computes_in_bfloat16_only_where_the_processor_does(
 def test_models_are_published_in_the_store_that_the_output_lies_in() -> None:
     assert store_of("s3://refit/a/training/tiny/abc") == "s3://refit/a"
     assert store_of("file:///tmp/out") == "file:///tmp"
+
+
+def members(tmp_path: Path, count: int) -> tuple[Ranks, list[int]]:
+    """Ranks as the launcher listens to them, without processes; and the ends that they speak on."""
+    task = SimpleNamespace(train=Train(base="cache://models/x", hang_seconds=5))
+    ranks, ends = Ranks(task), []  # type: ignore[arg-type]
+    for number in range(count):
+        listen, speak = os.pipe()
+        process = SimpleNamespace(pid=os.getpid(), poll=lambda: 0)
+        ranks.members.append(Rank(number, process, listen, tmp_path / "log"))  # type: ignore[arg-type]
+        ranks._selector.register(listen, selectors.EVENT_READ, ranks.members[-1])
+        ends.append(speak)
+    return ranks, ends
+
+
+def test_rank_0_is_blamed_too_though_it_says_more_than_the_others(tmp_path: Path) -> None:
+    ranks, ends = members(tmp_path, 2)
+    wires = [Wire(end) for end in ends]
+    for _ in range(5):
+        wires[0].send("batch")
+        for wire in wires:
+            wire.send("beat")
+            wire.send("step")
+    wires[1].send("beat")  # the next step's; rank 0 hangs in it
+    ranks.messages(0.1)
+    ranks.listened += 9
+    assert ranks.silent(8).number == 0  # type: ignore[union-attr]
+
+
+def test_who_waits_while_another_works_is_not_hung_where_no_steps_are_taken(tmp_path: Path) -> None:
+    ranks, ends = members(tmp_path, 2)
+    Wire(ends[0]).send("beat")
+    ranks.messages(0.1)
+    ranks.members[1].heard -= STARTUP_SECONDS + 1
+    assert ranks.hung() is None
+    ranks.members[0].heard -= STARTUP_SECONDS + 1
+    assert ranks.hung() is not None
+
+
+def test_a_rank_beats_while_it_does_something_and_only_then() -> None:
+    listen, speak = os.pipe()
+    os.set_blocking(listen, False)
+
+    def beats() -> int:
+        try:
+            return os.read(listen, 1 << 16).count(b"\n")
+        except BlockingIOError:
+            return 0
+
+    with alive.while_working(Wire(speak), every=0.1):
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            sum(range(1000))
+        assert beats() >= 2
+        time.sleep(0.25)
+        beats()
+        time.sleep(0.5)
+        assert beats() == 0, "it hangs"

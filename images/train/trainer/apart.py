@@ -32,7 +32,7 @@ Ask = Callable[[Tensor, Tensor], Tensor]
 
 
 @torch.no_grad()
-def sees_apart(ask: Ask, vocabulary: int, device: torch.device, *, bfloat16: bool) -> bool:
+def sees_apart(ask: Ask, vocabulary: int, device: torch.device, *, coarse: bool) -> bool:
     """Whether a model answers documents in a pack as it answers them alone."""
     positions = [torch.arange(length, device=device) for length in LENGTHS]
     tokens = [(1 + position + 7 * at) % vocabulary for at, position in enumerate(positions)]
@@ -40,7 +40,7 @@ def sees_apart(ask: Ask, vocabulary: int, device: torch.device, *, bfloat16: boo
     alone = ask(tokens[1][None], positions[1][None])[0].float()
     difference = (packed - alone).pow(2).mean().sqrt() / alone.std()
     # What is not finite here cannot be told apart; training finds that out by itself.
-    return not bool(difference > TOLERANCE[bfloat16])
+    return not bool(difference > TOLERANCE[coarse])
 
 
 def rows(batch: Batch, places: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

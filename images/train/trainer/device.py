@@ -31,7 +31,7 @@ BEFORE_CUDA = {
 }
 """Environment variables that count only if they are there before the first call to a card; set ones stay."""
 
-FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Cuda failure 2")
 """How those beside torch's own allocator say that a card's memory is."""
 
 _here = PROCESSOR

@@ -29,7 +29,8 @@ from trainer.optimizer import adamw, clip, trained
 from trainer.probe import Probe
 from trainer.state import Reader, State
 
-_HOST = {"device": "cpu"}
+# Not pinned: torch rounds pinned memory up to powers of two, and what a plan counts is what there is.
+_HOST = {"device": "cpu", "pin_memory": False}
 _OFFLOAD: dict[str, dict[str, Any]] = {
     "none": {}, "optimizer": {"offload_optimizer": _HOST}, "all": {"offload_optimizer": _HOST, "offload_param": _HOST},
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,9 @@ class Objective(nn.Module):
         self._bfloat16, self._at_once = bfloat16, at_once
         self._select: Tensor | None = None
         head = self.model.get_output_embeddings()  # type: ignore[operator]
-        head.register_forward_pre_hook(self._only_targets)
+        # Weakly: a model that holds its objective would not go when that is forgotten.
+        targets = weakref.WeakMethod(self._only_targets)
+        head.register_forward_pre_hook(lambda head, inputs: found(head, inputs) if (found := targets()) else None)
         self._packs = self._sees_apart(len(head.weight), head.weight.device)
 
     def forward(self, batch: Batch, answer: bool = False) -> Tensor:
@@ -78,12 +81,16 @@ class Objective(nn.Module):
         self.model.eval()
         try:
             ask = partial(self._ask, select=None)
-            if sees := apart.sees_apart(ask, vocabulary, device, bfloat16=self._bfloat16):
+            if sees := apart.sees_apart(ask, vocabulary, device, coarse=self._is_coarse()):
                 return sees
         finally:
             self.model.train(training)
         log.event("a_document_a_row", model=type(self.model).__name__, why="it reads across the documents of a pack")
         return False
+
+    def _is_coarse(self) -> bool:
+        """Whether it rounds as bfloat16 does: weights in 4 bits are multiplied in it, whatever else is."""
+        return self._bfloat16 or any(parameter.dtype != torch.float32 for parameter in self.model.parameters())
 
     def _only_targets(self, _head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return None if self._select is None else (inputs[0][self._select],)

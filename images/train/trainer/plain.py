@@ -5,6 +5,7 @@ It takes the very steps that DeepSpeed takes at ZeRO 0 on one rank, to the bit, 
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Collection, Iterator
@@ -139,4 +140,6 @@ class PlainEngine:
         yield self.module
 
     def close(self) -> None:
-        """Nothing: who forgets it has its memory back."""
+        """Let go of the model and its optimizer; who forgets the engine has their memory back."""
+        del self.module, self.optimizer
+        gc.collect()  # models refer to themselves here and there

@@ -31,6 +31,10 @@ GATHER_SECONDS = 0.05
 from nobody with each."""
 
 
+PROGRESS = ("beat", "step")
+"""What every rank says as often as any other; rank 0 has more to say."""
+
+
 @dataclass
 class Rank:
     """One rank: its process, its end of the wire, and what was last heard on it."""
@@ -41,7 +45,7 @@ class Rank:
     log: Path
     buffer: bytes = b""
     heard: float = field(default_factory=time.monotonic)
-    lines: int = 0
+    progress: int = 0
 
     @property
     def stopped(self) -> bool:
@@ -121,7 +125,8 @@ class Ranks:
                 message = json.loads(line)
                 self._patience.heard(message["kind"], self.listened - member.heard)
                 said.append((member, message))
-            member.heard, member.lines = self.listened, member.lines + len(lines)
+                member.progress += message["kind"] in PROGRESS
+            member.heard = self.listened
         return said
 
     def wait(self, seconds: float) -> None:
@@ -136,17 +141,22 @@ class Ranks:
 
     def hung(self) -> Rank | None:
         """The rank that keeps the others waiting, when there was silence for too long; its stack is in its log."""
-        found = self.silent(self._patience.seconds)
+        found = self.silent(self._patience.seconds, by_itself=self._patience.is_stepping)
         if found is not None:
             self.signal(signal.SIGUSR1)
             time.sleep(DUMP_SECONDS)
         return found
 
-    def silent(self, seconds: float) -> Rank | None:
-        """The rank that keeps the others waiting, of those that have said nothing for so long; None where all have."""
-        silent = [member for member in self.members if self.listened - member.heard > seconds]
+    def silent(self, seconds: float, *, by_itself: bool = True) -> Rank | None:
+        """The rank that keeps the others waiting, of those that have said nothing for so long.
+
+        Where no steps are taken one rank may work for long while the others wait: none is silent `by_itself` then.
+        """
+        silent = [member for member in self.members if self.listened - member.heard >= seconds]
+        if not by_itself and len(silent) < len(self.members):
+            return None
         # All are silent when one hangs, for the others wait for it: it is the one that is held, or got least far.
-        return min(silent, key=lambda member: (not member.stopped, member.lines, member.heard), default=None)
+        return min(silent, key=lambda member: (not member.stopped, member.progress, member.heard), default=None)
 
     @property
     def patience(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -86,4 +87,6 @@ def _reference(task: Task, split: Packed, name: str, packs: Index, beat: Beat) -
         return reference.compute(split, packs, counts, say, at_once=task.train.micro_batch)
 
     named = reference.name_of(task.fingerprint, split=name, dtype=task.dtype, packs=packs)
-    return reference.kept(task.folder, named, make)
+    found = reference.kept(task.folder, named, make)
+    gc.collect()  # models refer to themselves here and there; the training's own comes now
+    return found

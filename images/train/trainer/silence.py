@@ -1,7 +1,8 @@
 """How long a rank may say nothing: soon it is named, much later its launch is ended.
 
 Ranks speak with every micro batch, and every half second while they wait for a save; so when steps are taken, silence
-is short. What it does not do: name a rank before the first step, or while it exports; that takes what it takes.
+is short. What it does not do: name a rank before the first step, or while it exports: that takes what it takes, and
+who does something there beats (`alive`).
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ class Patience:
     """How long a silence may last: the spec's limit, or ten times the longest that was seen since the first step."""
 
     def __init__(self, train: Train) -> None:
-        self._least, self._longest, self._stepping = train.hang_seconds, 0.0, False
+        self._least, self._longest, self.is_stepping = train.hang_seconds, 0.0, False
 
     @property
     def seconds(self) -> float:
         """The limit now."""
-        if not self._stepping:
+        if not self.is_stepping:
             return max(STARTUP_SECONDS, self._least)
         return max(self._least, 10 * self._longest)
 
     def heard(self, kind: str, silence: float) -> None:
         """Learn from a message and the silence before it."""
-        if self._stepping:
+        if self.is_stepping:
             self._longest = max(self._longest, silence)
-        self._stepping = self._stepping or kind == "step"
+        self.is_stepping = self.is_stepping or kind == "step"
         if kind == "phase":  # export takes its own time
-            self._stepping = False
+            self.is_stepping = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +59,7 @@ class Wire:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = descriptor
+        self._lock = threading.Lock()  # a thread may speak beside the rank's own
 
     @classmethod
     def from_environment(cls) -> Wire:
@@ -66,9 +68,11 @@ class Wire:
         return cls(int(number) if number else None)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Tell the launcher something. One write of less than a pipe's atomic 4096 bytes, or several for more."""
+        """Tell the launcher something."""
         if self._descriptor is not None:
-            os.write(self._descriptor, json.dumps({"kind": kind, "at": time.time(), **fields}).encode() + b"\n")
+            line = json.dumps({"kind": kind, "at": time.time(), **fields}).encode() + b"\n"
+            with self._lock:
+                os.write(self._descriptor, line)
 
     def error(self, error: RefitError) -> None:
         """Tell why this rank ends."""

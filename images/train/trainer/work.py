@@ -15,7 +15,7 @@ from refit import domains
 from refit.errors import Diverged, PreflightRefused
 from refit.progress import paced
 from refit.store import store_for
-from trainer import checkpoints, collectives, device, early, engines, overfit, snapshot, tried, warm
+from trainer import alive, checkpoints, collectives, device, early, engines, overfit, snapshot, tried, warm
 from trainer.batches import Loader
 from trainer.engines import Engine
 from trainer.export import export
@@ -63,18 +63,24 @@ def _run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
 
 
 def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[str, Any]:
-    engine = _engine(task, loader)
-    wire.send("beat")
-    _go_on(engine, task)
+    with alive.while_working(wire):
+        engine = _engine(task, loader)
+        _go_on(engine, task)
     validator = _validator(engine, task, loader, wire)
     loop = Loop(engine, loader, task, wire, stopping, validator)
     wire.send("ready", step=task.step)
     loop.run(task.step, task.train.max_steps)
+    del loop  # and what its saves were copied to
     wire.send("phase", name="export")
+    with alive.while_working(wire):
+        return _publish(engine, task, loader, wire, validator)
+
+
+def _publish(engine: Engine, task: Task, loader: Loader, wire: Wire, validator: Validator | None) -> dict[str, Any]:
+    """Export what was trained, or the best of it; all ranks together. `engine` is closed where that is another."""
     best = validator.best if validator else None
     if best is not None and task.train.validation.publish == "best":
         engine.close()
-        del engine, loop, validator
         engine = _engine(task, loader)
         # Whole, or nothing is published: what was asked for is not replaced by what is at hand.
         copies = task.train.checkpoint.copy_to  # a training that was resumed from a copy may have it only there
@@ -101,8 +107,9 @@ def _export(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict
     """What a training does at its end, from a checkpoint."""
     engine = _engine(task, loader)
     wire.send("beat")
-    snapshot.load(engine, task, str(task.checkpoint))
-    return export(engine, task, loader)
+    with alive.while_working(wire):
+        snapshot.load(engine, task, str(task.checkpoint))
+        return export(engine, task, loader)
 
 
 def _early(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:

@@ -286,6 +286,15 @@ class Train(Spec):
         return self
 
     @model_validator(mode="after")
+    def _what_is_offloaded_is_not_passed_over(self) -> Self:
+        if self.offload != "none" and self.skip.budget > 0:
+            raise ValueError(
+                f"train.skip.budget is {self.skip.budget} and train.offload is {self.offload}; a step whose gradient "
+                "is on the host already cannot be passed over. Set train.skip.budget to 0, or train.offload to none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _four_bits_are_not_shared_out(self) -> Self:
         if self.method == "qlora" and self.zero_stage == 3:
             raise ValueError(
