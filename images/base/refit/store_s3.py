@@ -83,12 +83,14 @@ class S3Store(Store):
             return self.copy(uri, heard).path
         # A committed folder never changes: its copy is named by its content.
         target = fetched.place() / manifest.content_digest()
-        while True:
-            if fetched.hold(target):
-                if not damage(target, manifest, hashes=False):
-                    return target
-                fetched.let_go(target)
-            self._fetch(uri, manifest, target, heard)
+        with fetched.on_this_disk():
+            while True:
+                if fetched.hold(target):
+                    seen = fetched.mark(target)
+                    if not damage(target, manifest, hashes=False):
+                        return target
+                    fetched.discard(target, seen)
+                self._fetch(uri, manifest, target, heard)
 
     def _fetch(self, uri: str, manifest: Manifest, target: Path, heard: Heard) -> None:
         """Bring a committed folder here, checked; where another one was faster, theirs stands."""
@@ -102,15 +104,11 @@ class S3Store(Store):
                 # The way here can damage too (a torn answer leaves a hole): what is there is read once more.
                 kind = Damaged if self.damage(uri, manifest, heard) else StoreUnavailable
                 raise kind(f"{uri}: what was fetched is damaged: {'; '.join(wrong[:3])}.")
-            if not files.rename_folder(draft, target) and damage(target, manifest, hashes=False):
-                # What is there is no copy that another one made at the same time: it makes room.
-                shutil.rmtree(target, ignore_errors=True)
-                files.rename_folder(draft, target)
-            if not draft.exists():
-                fetched.renamed(draft, target)
+            files.sync_tree(draft)  # names and sizes outlive a power cut that the bytes do not
+            fetched.become(draft, target)
         finally:
-            fetched.let_go(draft)
             shutil.rmtree(draft, ignore_errors=True)
+            fetched.let_go(draft)
 
     def copy(self, uri: str, heard: Heard = unheard) -> Copy:
         bucket, key = _split(uri)
