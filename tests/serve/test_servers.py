@@ -17,7 +17,7 @@ from refit.errors import BadInput
 from refit.manifest import Manifest
 from refit.release import Release
 from refit.spec import Serve
-from refit.store import FileStore
+from refit.store import join, store_for
 from serving import vllm
 from serving.fleet import Fleet, ServerState
 from serving.servers import Process, Record, Records, ServerHost, servable
@@ -242,9 +242,10 @@ def test_a_server_wanted_while_it_ends_is_started_anew(house: House, monkeypatch
 # ------------------------------------------------------------------------------------------- what may be served
 
 
-def model(folder: Path, **files: bytes) -> Release:
-    uri = (folder / uuid.uuid4().hex).as_uri()
-    with FileStore().publish(uri) as draft:
+def model(folder: Path | str, **files: bytes) -> Release:
+    """Of a folder on this disk, or below an address."""
+    uri = join(folder if isinstance(folder, str) else folder.as_uri(), uuid.uuid4().hex)
+    with store_for(uri).publish(uri) as draft:
         for name, data in files.items():
             (draft.path / name.replace("__", ".")).write_bytes(data)
         manifest = draft.commit(Manifest(kind="model", fingerprint="f"))
@@ -257,6 +258,19 @@ def test_a_whole_model_may_be_served_and_a_damaged_one_not(tmp_path: Path) -> No
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
     (folder / "model.safetensors").write_bytes(b"weightz")
     with pytest.raises(BadInput, match=r"model\.safetensors differs from its hash"):
+        servable(release)
+
+
+def test_a_model_whose_copy_went_bad_is_fetched_again(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFIT_CACHE", str(tmp_path / "cache"))
+    release = model(join(s3, tmp_path.name), model__safetensors=b"weights")
+    folder = servable(release)
+    (folder / "model.safetensors").write_bytes(b"weightz")
+    assert servable(release) == folder
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    store_for(release.model).write(join(release.model, "model.safetensors"), b"weightz")
+    (folder / "model.safetensors").write_bytes(b"weightz")
+    with pytest.raises(BadInput, match=r"model\.safetensors differs from its hash.* Export it again"):
         servable(release)
 
 

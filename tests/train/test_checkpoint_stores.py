@@ -18,11 +18,11 @@ from refit.errors import BadInput, Preempted, StoreUnavailable
 from refit.job import STATUS, Job, JobRun
 from refit.manifest import Manifest
 from refit.pipeline import load
-from refit.store import cache_folder, join, store_for
+from refit.store import cache_folder, join, store_for, unheard
 from refit.store_s3 import S3Store
 from tests.proxy import breaking
 from trainer import checkpoints, writer
-from trainer.inputs import Inputs
+from trainer.inputs import Inputs, _stage
 from trainer.launcher import Launcher
 
 TRAINING = "f" * 32
@@ -127,6 +127,38 @@ def test_damage_on_s3_is_passed_over_and_goes_once_it_is_proved(output: str) -> 
     assert steps(output) == [60, 15, 10]
     store_for(torn).remove(checkpoints.address(output, 30))
     assert not store_for(torn).children(checkpoints.address(output, 30)), "with a torn manifest it can be removed too"
+
+
+def test_a_copy_that_went_bad_on_this_machine_is_no_damaged_checkpoint(
+    output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (10, 20):
+        save(output, step)
+    uri = checkpoints.address(output, 20)
+    for look in (checkpoints.verify, lambda _: checkpoints.newest(output, TRAINING)):
+        (store_for(uri).local(uri) / "weights").write_bytes(bytes(1000))
+        found = look(uri)
+        assert found is not None
+        assert found.step == 20
+    told = capsys.readouterr().err
+    assert "copy_damaged" in told
+    assert "checkpoint_damaged" not in told
+
+
+def test_a_base_model_whose_copy_went_bad_is_fetched_again_and_one_damaged_in_the_store_is_bad_input(
+    output: str,
+) -> None:
+    uri = join(output, "base")
+    with store_for(uri).publish(uri) as draft:
+        (draft.path / "weights").write_bytes(b"good")
+        draft.commit(Manifest(kind="model", fingerprint="m"))
+    (store_for(uri).local(uri) / "weights").write_bytes(b"evil")
+    folder, _ = _stage(uri, "model", unheard)
+    assert (folder / "weights").read_bytes() == b"good"
+    (folder / "weights").write_bytes(b"evil")
+    store_for(uri).write(join(uri, "weights"), b"evil")
+    with pytest.raises(BadInput, match=r"weights differs from its hash.* Make the model again"):
+        _stage(uri, "model", unheard)
 
 
 def test_retention_reads_nothing_of_what_was_just_saved(output: str) -> None:

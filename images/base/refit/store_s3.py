@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from refit import fetched, files, log, s3_objects
 from refit.errors import Damaged, StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
-from refit.store import Check, Copy, Draft, Heard, Store, join, unheard
+from refit.store import Check, Copy, Draft, Heard, Judge, Store, hashed, join, unheard
 
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket"}
 _NOT_OFFERED = {"AccessDenied", "NotImplemented", "MethodNotAllowed", "NoSuchUpload"}
@@ -91,6 +91,23 @@ class S3Store(Store):
                         return target
                     fetched.discard(target, seen)
                 self._fetch(uri, manifest, target, heard)
+
+    def judged(
+        self, uri: str, manifest: Manifest, heard: Heard = unheard, by: Judge = hashed
+    ) -> tuple[Path, list[str]]:
+        folder = self.local(uri, heard)
+        seen = fetched.mark(folder)
+        if wrong := by(folder, manifest, heard):
+            log.event("copy_damaged", uri=uri, copy=str(folder), why="; ".join(wrong[:3]), then="fetched once more")
+            fetched.discard(folder, seen)
+            folder = self.local(uri, heard)
+            wrong = by(folder, manifest, heard)
+        if wrong:  # it came whole, and was not when it was read again
+            raise StoreUnavailable(
+                f"{uri}: its copy {folder} differs from what was just fetched: {'; '.join(wrong[:3])}. Look at this "
+                "machine's disk; or the folder was replaced meanwhile. Run again."
+            )
+        return folder, []
 
     def _fetch(self, uri: str, manifest: Manifest, target: Path, heard: Heard) -> None:
         """Bring a committed folder here, checked; where another one was faster, theirs stands."""

@@ -16,8 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from refit import files, log
-from refit.errors import BadInput, ServerUnavailable
-from refit.manifest import damage
+from refit.errors import BadInput, Damaged, ServerUnavailable
 from refit.release import Release
 from refit.store import store_for
 from serving import vllm
@@ -147,8 +146,10 @@ def servable(release: Release) -> Path:
     manifest = store.require(release.model, "model")
     if manifest.content_digest() != release.digest:
         raise BadInput(f"{release.model}: the manifest there is another model's than release {release.id} names.")
-    folder = store.local(release.model)
-    wrong = damage(folder, manifest)
+    try:
+        folder, wrong = store.judged(release.model, manifest)
+    except Damaged as error:
+        raise BadInput(f"{error} Export it again.") from error
     if wrong:
         raise BadInput(f"{release.model}: the model is damaged: {'; '.join(wrong)}. Export it again.")
     names = [path.name for path in folder.rglob("*") if path.is_file()]

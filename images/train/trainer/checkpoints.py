@@ -16,7 +16,7 @@ from typing import Any
 
 from refit import log
 from refit.errors import BadInput, Damaged, StoreUnavailable
-from refit.manifest import Manifest, damage
+from refit.manifest import Manifest
 from refit.store import Check, Heard, join, store_for, unheard
 
 KIND, FAST = "checkpoint", "weights"
@@ -182,10 +182,10 @@ def faults(uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
     if manifest.kind != (kind := kind_of(uri)):
         return [f"it is a {manifest.kind}, not a {kind}"]
     try:
-        place = store_for(uri).local(uri, heard)
+        _, wrong = store_for(uri).judged(uri, manifest, heard)
     except (Damaged, FileNotFoundError) as error:
         return [str(error)]
-    return damage(place, manifest, heard=heard)
+    return wrong
 
 
 def verify(uri: str, heard: Heard = unheard) -> Checkpoint:
