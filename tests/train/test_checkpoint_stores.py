@@ -14,6 +14,7 @@ import pytest
 from botocore.client import BaseClient
 from botocore.exceptions import ClientError
 
+from refit import fetched
 from refit.errors import BadInput, Preempted, StoreUnavailable
 from refit.job import STATUS, Job, JobRun
 from refit.manifest import Manifest
@@ -39,7 +40,7 @@ def save(output: str, step: int) -> None:
     uri = checkpoints.address(output, step)
     with store_for(uri).publish(uri) as draft:
         (draft.path / "weights").write_bytes(bytes([step]) * 1000)
-        draft.commit(Manifest(kind=checkpoints.KIND, fingerprint=TRAINING, facts={"step": step}))
+        draft.commit(Manifest(kind=checkpoints.KIND, fingerprint=TRAINING, facts={"step": step, "dtype": "float32"}))
 
 
 def zero(output: str, step: int) -> None:
@@ -159,6 +160,28 @@ def test_a_base_model_whose_copy_went_bad_is_fetched_again_and_one_damaged_in_th
     store_for(uri).write(join(uri, "weights"), b"evil")
     with pytest.raises(BadInput, match=r"weights differs from its hash.* Make the model again"):
         _stage(uri, "model", unheard)
+
+
+def test_a_launcher_holds_the_checkpoint_of_its_launch_and_no_other(output: str, tmp_path: Path) -> None:
+    """A relaunch an hour, and the disk would be full of checkpoints that nobody reads any more."""
+    mine = launcher(tmp_path, output)
+    store_for(output).write(join(output, writer.TOKEN), b'{"token": "ours"}')
+    copies = []
+    for step in (10, 20, 30):
+        save(output, step)
+        assert mine._task().step == step
+        copies.append(store_for(output).local(checkpoints.address(output, step)))
+    fetched.make_room(1 << 60)
+    assert [copy.exists() for copy in copies] == [False, False, True]
+
+
+def test_who_only_judges_checkpoints_holds_none(output: str) -> None:
+    for step in (10, 20, 30, 40):
+        save(output, step)
+    zero(output, 40)
+    assert [one.step for one in checkpoints.spare(output, ())] == [10, 20]
+    fetched.make_room(1 << 60)
+    assert not list(fetched.place().rglob("weights"))
 
 
 def test_retention_reads_nothing_of_what_was_just_saved(output: str) -> None:

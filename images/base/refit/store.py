@@ -162,6 +162,10 @@ class Store(ABC):
         folder = self.local(uri, heard)
         return folder, by(folder, manifest, heard)
 
+    def let_go(self, manifest: Manifest) -> None:
+        """Say that this process needs its copy of a committed folder no more, where `local` has made one."""
+        return
+
     @abstractmethod
     def damage(self, uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
         """What of a committed folder differs from its manifest, every byte read, in words; nothing is kept of it."""

@@ -81,8 +81,7 @@ class S3Store(Store):
         manifest = self.manifest(uri)
         if manifest is None:
             return self.copy(uri, heard).path
-        # A committed folder never changes: its copy is named by its content.
-        target = fetched.place() / manifest.content_digest()
+        target = _place(manifest)
         with fetched.on_this_disk():
             while True:
                 if fetched.hold(target):
@@ -108,6 +107,9 @@ class S3Store(Store):
                 "machine's disk; or the folder was replaced meanwhile. Run again."
             )
         return folder, []
+
+    def let_go(self, manifest: Manifest) -> None:
+        fetched.let_go(_place(manifest))
 
     def _fetch(self, uri: str, manifest: Manifest, target: Path, heard: Heard) -> None:
         """Bring a committed folder here, checked; where another one was faster, theirs stands."""
@@ -240,6 +242,11 @@ class S3Store(Store):
             raise _translate(error, uri) from error
         except BotoCoreError as error:
             raise StoreUnavailable(f"{uri}: {error}") from error
+
+
+def _place(manifest: Manifest) -> Path:
+    """A committed folder never changes: its copy is named by its content."""
+    return fetched.place() / manifest.content_digest()
 
 
 def _translate(error: ClientError, uri: str) -> Exception:

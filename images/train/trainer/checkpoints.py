@@ -108,6 +108,8 @@ def found(output: str, copies: str | None, fingerprint: str, heard: Heard = unhe
         return here
     if there is not None:
         log.event("checkpoint_from_copy", checkpoint=there.uri)
+        if here is not None:
+            let_go(here)
     return there or here
 
 
@@ -178,7 +180,10 @@ def skipped(uri: str) -> list[int]:
 
 
 def faults(uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
-    """What is wrong with a checkpoint, in words; empty when it is whole. `heard` is told that hashing goes on."""
+    """What is wrong with a checkpoint, in words; empty when it is whole, and then its copy here is held, if it has one.
+
+    `heard` is told that hashing goes on.
+    """
     if manifest.kind != (kind := kind_of(uri)):
         return [f"it is a {manifest.kind}, not a {kind}"]
     try:
@@ -186,6 +191,19 @@ def faults(uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
     except (Damaged, FileNotFoundError) as error:
         return [str(error)]
     return wrong
+
+
+def let_go(checkpoint: Checkpoint) -> None:
+    """Say that this process needs no copy of a checkpoint on this machine any more."""
+    store_for(checkpoint.uri).let_go(checkpoint.manifest)
+
+
+def _is_whole(one: Checkpoint) -> bool:
+    """Whether its files match their hashes, for who only wants to know."""
+    try:
+        return not faults(one.uri, one.manifest)
+    finally:
+        let_go(one)
 
 
 def verify(uri: str, heard: Heard = unheard) -> Checkpoint:
@@ -221,7 +239,7 @@ def retain(output: str, keep: int, best: Collection[int] = (), *, written: int |
     gone = past[max(1, keep) :]
     if not ahead and not gone:
         return
-    good = next((one.step for one in past if one.step == written or not faults(one.uri, one.manifest)), None)
+    good = next((one.step for one in past if one.step == written or _is_whole(one)), None)
     if good is None:
         log.event("retention_put_off", output=output, why="no checkpoint matches its hashes; none is thrown away")
         return
@@ -254,7 +272,7 @@ def spare(output: str, best: Collection[int]) -> list[Checkpoint]:
     """What may go when there is no room, in that order: fast ones, then full ones that are older than the newest whose
     files match their hashes, oldest first; not those of the steps `best`."""
     full = list(committed(output))
-    good = next((at for at, one in enumerate(full) if not faults(one.uri, one.manifest)), len(full))
+    good = next((at for at, one in enumerate(full) if _is_whole(one)), len(full))
     older = [one for one in full[good + 1 :] if one.step not in best]
     return [*reversed(list(committed(output, FAST))), *reversed(older)]
 

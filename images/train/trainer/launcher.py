@@ -83,6 +83,7 @@ class Launcher:
         self._idleness, self._silence = Idleness(), Silence()
         self._pauses = Pauses()
         self._away = False
+        self._gone_on_from: Checkpoint | None = None
         self.resumed_from: int | None = None
         self.last: dict[str, Any] = {}
 
@@ -185,7 +186,9 @@ class Launcher:
         checkpoints.clear_drafts(output)
         if self._mode == "train":  # nobody else writes there
             checkpoints.clear_copies(self._train.checkpoint.copy_to, self._inputs.fingerprint)
-        found = self._found(output)
+        if self._gone_on_from is not None:
+            checkpoints.let_go(self._gone_on_from)  # the ranks that read it have ended
+        found = self._gone_on_from = self._found(output)
         self.resumed_from = found.step if found else None
         self._look_at_warm_start(found)
         metrics.download(self._run.folder, output)
