@@ -195,9 +195,10 @@ def test_retention_reads_nothing_of_what_was_just_saved(output: str) -> None:
 def test_copies_on_a_store_that_is_down_are_passed_over_where_there_is_a_checkpoint(
     output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = (tmp_path / "here").as_uri()
+    here, empty = ((tmp_path / name).as_uri() for name in ("here", "empty"))
     save(here, 10)
-    save(join(output, TRAINING), 20)
+    for one in (here, empty):
+        save(checkpoints.copies_of(output, TRAINING, one), 20)
     with monkeypatch.context() as away:
         refusing(away, "manifest.json")
         found = checkpoints.found(here, output, TRAINING)
@@ -205,7 +206,7 @@ def test_copies_on_a_store_that_is_down_are_passed_over_where_there_is_a_checkpo
         assert found.step == 10
         assert "copies_passed_over" in capsys.readouterr().err
         with pytest.raises(StoreUnavailable):
-            checkpoints.found((tmp_path / "empty").as_uri(), output, TRAINING)
+            checkpoints.found(empty, output, TRAINING)
     found = checkpoints.found(here, output, TRAINING)
     assert found is not None
     assert found.step == 20
@@ -215,7 +216,7 @@ def test_a_copy_that_is_no_newer_is_not_fetched(output: str, tmp_path: Path) -> 
     here = (tmp_path / "here").as_uri()
     save(here, 20)
     for step in (10, 20):
-        save(join(output, TRAINING), step)
+        save(checkpoints.copies_of(output, TRAINING, here), step)
     found = checkpoints.found(here, output, TRAINING)
     assert found is not None
     assert found.uri == checkpoints.address(here, 20)
@@ -224,10 +225,41 @@ def test_a_copy_that_is_no_newer_is_not_fetched(output: str, tmp_path: Path) -> 
 
 def test_the_checkpoint_of_a_step_is_found_among_the_copies_or_said_to_be_gone(output: str, tmp_path: Path) -> None:
     here = (tmp_path / "here").as_uri()
-    save(join(output, TRAINING), 10)
+    save(checkpoints.copies_of(output, TRAINING, here), 10)
     assert checkpoints.of_step(here, output, TRAINING, 10).step == 10
     with pytest.raises(BadInput, match=r"step 10 is not there any more.*keep_last"):
         checkpoints.of_step(here, None, TRAINING, 10)
+
+
+def test_two_outputs_of_one_training_leave_each_others_copies_alone(output: str, tmp_path: Path) -> None:
+    """The same recipe into two folders, with one `copy_to`: the second one's start took the first one's upload for what
+    a kill had left."""
+    ours, theirs = ((tmp_path / name).as_uri() for name in ("ours", "theirs"))
+    places = [checkpoints.copies_of(output, TRAINING, one) for one in (ours, theirs)]
+    save(places[0], 10)
+    half = join(checkpoints.address(places[1], 20), "weights")
+    store_for(half).write(half, b"on its way")
+    checkpoints.clear_copies(output, TRAINING, ours)
+    assert store_for(half).exists(half)
+    checkpoints.clear_copies(output, TRAINING, theirs)
+    assert not store_for(half).exists(half)
+    assert steps(places[0]) == [10]
+    assert checkpoints.found(theirs, output, TRAINING) is None
+    assert checkpoints.copies_of(output, TRAINING, ours + "/") == places[0]
+
+
+def test_a_copy_from_before_outputs_had_their_own_place_is_gone_on_from(output: str, tmp_path: Path) -> None:
+    here = (tmp_path / "here").as_uri()
+    save(here, 5)
+    save(join(output, TRAINING), 10)
+    found = checkpoints.found(here, output, TRAINING)
+    assert found is not None
+    assert found.step == 10
+    assert checkpoints.of_step(here, output, TRAINING, 10).step == 10
+    save(checkpoints.copies_of(output, TRAINING, here), 20)
+    found = checkpoints.found(here, output, TRAINING)
+    assert found is not None
+    assert found.step == 20
 
 
 def test_what_is_left_of_a_removal_is_cleared_of_fast_ones_too(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from refit import log
 from refit.errors import BadInput, Damaged, StoreUnavailable
+from refit.fingerprint import digest
 from refit.manifest import Manifest
 from refit.store import Check, Heard, join, store_for, unheard
 
@@ -45,6 +46,17 @@ def folder(output: str) -> str:
 def address(output: str, step: int, kind: str = KIND) -> str:
     """Where the checkpoint of a step lies."""
     return join(folder(output), f"fast-step-{step}" if kind == FAST else f"step-{step}")
+
+
+def copies_of(copies: str, fingerprint: str, output: str) -> str:
+    """Where the copies of an output's checkpoints lie. Two outputs of one training keep, sweep and throw away only
+    their own."""
+    return join(copies, f"{fingerprint}-{digest(output.rstrip('/'))[:12]}")
+
+
+def _places(copies: str, fingerprint: str, output: str) -> tuple[str, ...]:
+    """Where copies are looked for: the second place is the one of before outputs had their own, only read by now."""
+    return copies_of(copies, fingerprint, output), join(copies, fingerprint)
 
 
 def committed(output: str, kind: str = KIND) -> Iterator[Checkpoint]:
@@ -96,21 +108,24 @@ def found(output: str, copies: str | None, fingerprint: str, heard: Heard = unhe
         BadInput: the folder holds checkpoints of another training.
         StoreUnavailable: the output's store does not answer, or that of the copies while there is nothing here.
     """
-    here = newest(output, fingerprint, heard=heard)
+    here = best = newest(output, fingerprint, heard=heard)
     if copies is None:
         return here
-    try:
-        there = newest(join(copies, fingerprint), fingerprint, after=here.step if here else -1, heard=heard)
-    except (OSError, StoreUnavailable) as error:
-        if here is None:
-            raise
-        log.event("copies_passed_over", copies=copies, checkpoint=here.uri, why=str(error))
-        return here
-    if there is not None:
-        log.event("checkpoint_from_copy", checkpoint=there.uri)
-        if here is not None:
-            let_go(here)
-    return there or here
+    for place in _places(copies, fingerprint, output):
+        try:
+            there = newest(place, fingerprint, after=best.step if best else -1, heard=heard)
+        except (OSError, StoreUnavailable) as error:
+            if best is None:
+                raise
+            log.event("copies_passed_over", copies=place, checkpoint=best.uri, why=str(error))
+            continue
+        if there is not None:
+            if best is not None:
+                let_go(best)
+            best = there
+    if best is not None and best is not here:
+        log.event("checkpoint_from_copy", checkpoint=best.uri)
+    return best
 
 
 def of_step(output: str, copies: str | None, fingerprint: str, step: int, heard: Heard = unheard) -> Checkpoint:
@@ -120,7 +135,7 @@ def of_step(output: str, copies: str | None, fingerprint: str, step: int, heard:
         BadInput: neither has it; the message says what is wrong with each.
     """
     wrong = []
-    for place in (output, *([join(copies, fingerprint)] if copies else [])):
+    for place in (output, *(_places(copies, fingerprint, output) if copies else ())):
         try:
             return verify(address(place, step), heard)
         except BadInput as error:
@@ -282,11 +297,11 @@ def clear_drafts(output: str) -> None:
     store_for(output).sweep(folder(output), lambda name: any(kind.match(name) for kind in _NAME.values()))
 
 
-def clear_copies(copies: str | None, fingerprint: str) -> None:
-    """The same of a training's copies, as far as their store answers."""
+def clear_copies(copies: str | None, fingerprint: str, output: str) -> None:
+    """The same of the copies of an output's checkpoints, as far as their store answers."""
     if copies is None:
         return
     try:
-        clear_drafts(join(copies, fingerprint))
+        clear_drafts(copies_of(copies, fingerprint, output))
     except (OSError, StoreUnavailable) as error:
         log.event("copies_not_cleared", copies=copies, why=str(error))

@@ -185,7 +185,7 @@ class Launcher:
         self._check_token()  # a zombie would take away its successor's drafts, and the records of its steps
         checkpoints.clear_drafts(output)
         if self._mode == "train":  # nobody else writes there
-            checkpoints.clear_copies(self._train.checkpoint.copy_to, self._inputs.fingerprint)
+            checkpoints.clear_copies(self._train.checkpoint.copy_to, self._inputs.fingerprint, output)
         if self._gone_on_from is not None:
             checkpoints.let_go(self._gone_on_from)  # the ranks that read it have ended
         found = self._gone_on_from = self._found(output)
