@@ -112,6 +112,31 @@ def test_a_launcher_that_hashes_a_checkpoint_has_a_heartbeat_and_heeds_a_stop(tm
         mine._found(out.as_uri())
 
 
+def test_a_heartbeat_that_cannot_be_written_is_told_once_and_changes_nothing_of_what_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the disk is full it read as a store of copies that is away, and an older checkpoint was gone on from."""
+    here, copies = (tmp_path / "out").as_uri(), (tmp_path / "copies").as_uri()
+    mine = launcher(tmp_path)
+    kept = mine._train.checkpoint.model_copy(update={"copy_to": copies})
+    mine._train = mine._train.model_copy(update={"checkpoint": kept})
+    monkeypatch.setattr(mine._heartbeat, "_every", 0.0)
+    save(here, 10)
+    save(checkpoints.copies_of(copies, TRAINING, here), 20)
+    store_for(here).write(join(here, writer.TOKEN), b'{"token": "ours"}')
+
+    def full(*_: object, **__: object) -> None:
+        Path("/dev/full").write_bytes(b"status")
+
+    monkeypatch.setattr(mine._run, "put", full)
+    found = mine._found(here)
+    assert found is not None
+    assert found.step == 20
+    told = capsys.readouterr().err
+    assert told.count("heartbeat_not_written") == 1
+    assert "copies_passed_over" not in told
+
+
 def test_damage_on_s3_is_passed_over_and_goes_once_it_is_proved(output: str) -> None:
     for step in (10, 20, 30, 40):
         save(output, step)

@@ -165,7 +165,7 @@ class Launcher:
         """Have a zombie say nothing: what it would tell of its end would lie over its successor's words."""
         try:
             self._check_token()
-        except StoreUnavailable:
+        except (OSError, StoreUnavailable):
             return  # nobody can say; what the launch died of is what counts
         except Occupied as taken:
             raise taken from error
@@ -315,11 +315,12 @@ class Launcher:
         try:
             self._check_token()
             self._heartbeat.beat(self.last, self.resumed_from)
-        except StoreUnavailable as error:
-            # The ranks go on: whether a checkpoint can be written, and whether the output is still ours, is asked
-            # again before its commit.
+        except (OSError, StoreUnavailable) as error:
+            # Of a store that is away, or a disk that is full. The ranks go on: whether a checkpoint can be written, and
+            # whether the output is still ours, is asked again before its commit. And who looks for a checkpoint
+            # meanwhile must not take this for an answer of the store that he looks in.
             if not self._away:
-                log.event("store_away", why=str(error))
+                log.event("heartbeat_not_written", why=str(error))
             self._away = True
         else:
             self._away = False
