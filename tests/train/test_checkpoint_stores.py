@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,25 @@ def test_a_heartbeat_that_cannot_be_written_is_told_once_and_changes_nothing_of_
     told = capsys.readouterr().err
     assert told.count("heartbeat_not_written") == 1
     assert "copies_passed_over" not in told
+
+
+def test_a_warm_start_that_was_replaced_meanwhile_is_refused(tmp_path: Path) -> None:
+    """Between the naming of the training and its launch, or between two launches: it would be a model with the name of
+    another."""
+    there, mine = (tmp_path / "there").as_uri(), launcher(tmp_path)
+    uri = checkpoints.address(there, 5)
+    save(there, 5)
+    store_for(mine._run.job.output).write(join(mine._run.job.output, writer.TOKEN), b'{"token": "ours"}')
+    mine._train = mine._train.model_copy(update={"warm_start": uri})
+    named = store_for(uri).require(uri, checkpoints.KIND).content_digest()
+    mine._inputs = replace(mine._inputs, warm_start=named)
+    mine._look_at_warm_start(None)
+    store_for(uri).remove(uri)
+    with store_for(uri).publish(uri) as draft:
+        (draft.path / "weights").write_bytes(b"another's")
+        draft.commit(Manifest(kind=checkpoints.KIND, fingerprint="other", facts={"step": 5}))
+    with pytest.raises(BadInput, match=rf"train\.warm_start: .*/step-5 was replaced meanwhile.*{named}"):
+        mine._look_at_warm_start(None)
 
 
 def test_damage_on_s3_is_passed_over_and_goes_once_it_is_proved(output: str) -> None:

@@ -211,7 +211,7 @@ class Launcher:
         """Hash the checkpoint that the ranks are to begin with, or that is the reference of all their steps."""
         if found is not None and self._train.objective != "dpo":
             return
-        begun = warm.verified(self._train, self._waiting)
+        begun = warm.verified(self._train, self._inputs.warm_start, self._waiting)
         if begun is not None and found is None and self._mode == "train":
             told = {"checkpoint": begun.uri, "step": begun.step, "digest": self._inputs.warm_start}
             self._run.event(State.RUNNING, f"begins with the weights of {begun.uri}", warm_start=told)
