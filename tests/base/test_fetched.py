@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from refit import fetched
-from refit.errors import BadInput
+from refit import fetched, s3_objects
+from refit.errors import BadInput, DiskFull, StoreUnavailable
 from refit.manifest import Manifest
 from refit.store import join, store_for
+from refit.store_s3 import S3Store
 
 KIB = 1 << 10
 USE = """
@@ -89,6 +95,45 @@ def test_what_another_process_uses_stays_until_it_ends_however_it_ends(root: str
     assert not used.exists()
 
 
+@contextmanager
+def few_descriptors(more: int) -> Iterator[None]:
+    """This process may open so many files more, or a few that are free in between."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_objects_are_held_than_a_process_may_have_files_open(root: str) -> None:
+    """A data stage with thousands of objects holds them all until it ends."""
+    objects = [fetched.place() / "objects" / f"{number:032x}" for number in range(300)]
+    with few_descriptors(20):
+        for folder in objects:
+            fetched.make(folder)
+            (folder / "copy").write_bytes(bytes(KIB))
+    fetched.make_room(200 * KIB)
+    assert all((folder / "copy").is_file() for folder in objects)
+    for folder in objects[:100]:
+        fetched.let_go(folder)
+    fetched.make_room(20 * KIB)
+    assert [folder.exists() for folder in objects] == [False] * 70 + [True] * 230, "300 KiB were here, 250 may be"
+
+
+def test_a_hold_that_fails_is_an_error_and_no_absence(root: str) -> None:
+    """A loop that waits for the entry would never end."""
+    path = fetched.place() / "objects" / ("a" * 32)
+    fetched.make(path)
+    with few_descriptors(0):
+        for ask in (fetched.hold, fetched.make):
+            with pytest.raises(OSError, match="Too many open files"):
+                ask(path)
+        with pytest.raises(OSError, match="Too many open files"):
+            fetched.draft()
+
+
 def test_what_stands_in_a_command_line_stays(root: str) -> None:
     """A model server lives on when the controller that fetched its model is started anew."""
     used = fetch(publish(root, "a"), at=1000)
@@ -106,14 +151,15 @@ def test_what_stands_in_a_command_line_stays(root: str) -> None:
 def test_a_copy_that_is_going_is_not_given_to_anybody(root: str) -> None:
     """Between the look whether it is there and the hold: another process takes it away."""
     path = fetch(publish(root, "a"))
-    descriptor = os.open(path, os.O_RDONLY)
-    fetched.fcntl.flock(descriptor, fetched.fcntl.LOCK_EX)
-    try:
-        assert not fetched.hold(path)
+    descriptor = os.open(fetched.place(), os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(fetched.hold, path)
+        while not any(line.split()[1] == "->" for line in Path("/proc/locks").read_text().splitlines()):
+            assert not asked.done(), "it waits for who throws away"
         path.rename(path.with_name("elsewhere"))
-        assert not fetched.hold(path)
-    finally:
         os.close(descriptor)
+        assert not asked.result()
     assert (fetch(join(root, "a")) / "weights").is_file()
 
 
@@ -125,6 +171,25 @@ def test_a_copy_is_thrown_away_where_the_disk_has_no_room_though_the_limit_does(
     monkeypatch.setattr(fetched.shutil, "disk_usage", lambda _: really._replace(free=50 * KIB))
     fetch(publish(root, "b"))
     assert not path.exists()
+
+
+def test_a_disk_that_is_full_is_told_with_what_to_do(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback would be exit 1, which says nothing; and the store is well: it is not to be passed over."""
+    folder, thing = publish(root, "a"), join(root, "x")
+    store = store_for(thing)
+    store.write(thing, b"x")
+
+    def full(*_: object) -> None:
+        Path("/dev/full").write_bytes(b"x")
+
+    monkeypatch.setattr(S3Store, "_download", full)
+    monkeypatch.setattr(s3_objects, "_transfer", full)
+    for uri in (folder, thing):
+        with pytest.raises(DiskFull, match=r"No space left.*Free room.*REFIT_CACHE_GIB") as told:
+            store.local(uri)
+        assert told.value.exit_code == 30
+        assert not isinstance(told.value, StoreUnavailable)
+    assert not list(fetched.place().glob(f"{fetched.DRAFT}*"))
 
 
 def test_what_a_killed_fetch_left_goes_and_what_one_is_making_stays(root: str) -> None:

@@ -5,6 +5,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -79,3 +80,20 @@ def test_a_draft_replaces_its_file_at_the_end_or_not_at_all(tmp_path: Path) -> N
         fail()
     assert path.read_text() == "first"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_several_may_keep_one_folder_small_at_the_same_time(tmp_path: Path) -> None:
+    """Two machines' processes, or two of one, that fetch versions of one object: what is gone already is no error."""
+    together = Barrier(4, timeout=60)
+
+    def keep(name: int) -> None:
+        for turn in range(30):
+            together.wait()
+            for number in range(20):
+                (tmp_path / f"{name}-{turn}-{number}").touch()
+            files.keep_newest(tmp_path, 2)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(keep, range(4)))
+    files.keep_newest(tmp_path, 2)
+    assert len(list(tmp_path.iterdir())) == 2

@@ -110,7 +110,7 @@ def test_a_body_that_always_breaks_off_is_given_up_and_leaves_nothing(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         with pytest.raises(StoreUnavailable, match=r"s3://refit/.*part-1.bin"):
             store_for(place).copy(place)
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+    assert [path for path in (tmp_path / "cache" / "fetched" / "objects").rglob("*") if path.is_file()] == []
 
 
 def test_an_object_that_changes_between_head_and_get_is_noticed_and_fetched_as_it_is_now(
@@ -143,7 +143,7 @@ def test_what_differs_from_the_checksum_is_not_kept(
     )
     with pytest.raises(StoreUnavailable, match="differs from the checksum"):
         store_for(place).copy(place)
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+    assert [path for path in (tmp_path / "cache" / "fetched" / "objects").rglob("*") if path.is_file()] == []
 
 
 def test_an_empty_object_and_none_at_all(place: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,9 +10,11 @@ from threading import Barrier
 
 import pytest
 
-from refit.errors import BadInput, StoreUnavailable
+from refit import fetched
+from refit.errors import BadInput, Damaged, StoreUnavailable
 from refit.manifest import Manifest, damage
 from refit.store import FileStore, Store, join, matching, store_for
+from refit.store_s3 import S3Store
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -95,7 +98,7 @@ def test_folders_of_one_content_are_fetched_side_by_side(
         found = set(pool.map(fetch, uris))
     assert len(found) == 1
     assert (found.pop() / "deep" / "x.txt").read_text() == "same"
-    assert len(list((tmp_path / "cache" / "fetched").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "fetched").rglob("x.txt"))) == 1
 
 
 def test_create_is_a_fence(root: str) -> None:
@@ -161,6 +164,86 @@ def test_s3_notices_a_fetch_that_is_damaged(s3: str, tmp_path: Path, monkeypatch
     store.write(join(uri, "deep/x.txt"), b"hellO")
     with pytest.raises(StoreUnavailable, match="differs from its hash"):
         store.local(uri)
+
+
+def flip(folder: Path) -> None:
+    """Other bytes, as many: names and sizes are as they were."""
+    (folder / "deep" / "x.txt").write_text("hellO")
+
+
+@pytest.fixture
+def fetched_copy(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Manifest, Path]:
+    monkeypatch.setenv("REFIT_CACHE", str(tmp_path / "cache"))
+    uri = join(s3, tmp_path.name)
+    manifest = publish(store_for(uri), uri, "hello")
+    return uri, manifest, store_for(uri).local(uri)
+
+
+def test_a_copy_that_went_bad_here_is_fetched_once_more_before_the_store_is_judged(
+    fetched_copy: tuple[str, Manifest, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut, or a disk: else this machine would take what is whole for damaged for good."""
+    uri, manifest, copy = fetched_copy
+    store = store_for(uri)
+    flip(copy)
+    assert store.judged(uri, manifest) == (copy, [])
+    assert (copy / "deep" / "x.txt").read_text() == "hello"
+    flip(copy)
+    with monkeypatch.context() as away:
+        away.setattr(S3Store, "_download", gone_away)
+        with pytest.raises(StoreUnavailable, match="503") as told:
+            store.judged(uri, manifest)
+        assert not isinstance(told.value, Damaged), "an outage says nothing about what the store holds"
+    flip(store.local(uri))
+    store.write(join(uri, "deep/x.txt"), b"hellO")
+    with pytest.raises(Damaged, match="differs from its hash"):
+        store.judged(uri, manifest)
+
+
+def gone_away(_: S3Store, uri: str, *__: object) -> None:
+    raise StoreUnavailable(f"{uri}: 503")
+
+
+def test_what_does_not_stay_whole_on_this_disk_is_no_damage_in_the_store(
+    fetched_copy: tuple[str, Manifest, Path],
+) -> None:
+    uri, manifest, _ = fetched_copy
+    with pytest.raises(StoreUnavailable, match="Look at this machine's disk") as told:
+        store_for(uri).judged(uri, manifest, by=lambda *_: ["deep/x.txt differs from its hash"])
+    assert not isinstance(told.value, Damaged)
+
+
+def test_a_copy_that_another_process_has_just_mended_is_not_thrown_away(
+    fetched_copy: tuple[str, Manifest, Path],
+) -> None:
+    uri, manifest, copy = fetched_copy
+    seen = fetched.mark(copy)
+    flip(copy)
+    store_for(uri).judged(uri, manifest)
+    mended = fetched.mark(copy)
+    fetched.discard(copy, seen)
+    assert fetched.mark(copy) == mended is not None
+
+
+def test_what_is_fetched_is_on_the_disk_before_it_has_its_name(
+    fetched_copy: tuple[str, Manifest, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut a name may be there without the bytes, at their full length."""
+    uri, _, copy = fetched_copy
+    fetched.discard(copy, fetched.mark(copy))
+    synced: list[str] = []
+    really = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store_for(uri).local(uri)
+    files = ["deep/x.txt", "manifest.json"]
+    drafts = [name for name in synced if "/draft-" in name]
+    assert [name for name in files if not any(one.endswith("/" + name) for one in drafts)] == []
+    assert synced[-1] == str(copy.parent)
 
 
 def test_what_was_removed_does_not_exist_and_can_be_made_again(root: str) -> None:

@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 import serving.fleet
+from refit import fetched
 from refit.errors import BadInput
 from refit.manifest import Manifest
 from refit.release import Release
 from refit.spec import Serve
-from refit.store import FileStore
+from refit.store import join, store_for
 from serving import vllm
 from serving.fleet import Fleet, ServerState
-from serving.servers import Process, Record, Records, ServerHost, servable
+from serving.servers import Process, Record, Records, ServerHost, SupervisorHost, servable
+from serving.settings import Settings
+from serving.supervisor import Supervisor
 
 
 class Alarm:
@@ -242,9 +245,10 @@ def test_a_server_wanted_while_it_ends_is_started_anew(house: House, monkeypatch
 # ------------------------------------------------------------------------------------------- what may be served
 
 
-def model(folder: Path, **files: bytes) -> Release:
-    uri = (folder / uuid.uuid4().hex).as_uri()
-    with FileStore().publish(uri) as draft:
+def model(folder: Path | str, **files: bytes) -> Release:
+    """Of a folder on this disk, or below an address."""
+    uri = join(folder if isinstance(folder, str) else folder.as_uri(), uuid.uuid4().hex)
+    with store_for(uri).publish(uri) as draft:
         for name, data in files.items():
             (draft.path / name.replace("__", ".")).write_bytes(data)
         manifest = draft.commit(Manifest(kind="model", fingerprint="f"))
@@ -258,6 +262,49 @@ def test_a_whole_model_may_be_served_and_a_damaged_one_not(tmp_path: Path) -> No
     (folder / "model.safetensors").write_bytes(b"weightz")
     with pytest.raises(BadInput, match=r"model\.safetensors differs from its hash"):
         servable(release)
+
+
+def test_a_model_whose_copy_went_bad_is_fetched_again(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFIT_CACHE", str(tmp_path / "cache"))
+    release = model(join(s3, tmp_path.name), model__safetensors=b"weights")
+    folder = servable(release)
+    (folder / "model.safetensors").write_bytes(b"weightz")
+    assert servable(release) == folder
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    store_for(release.model).write(join(release.model, "model.safetensors"), b"weightz")
+    (folder / "model.safetensors").write_bytes(b"weightz")
+    with pytest.raises(BadInput, match=r"model\.safetensors differs from its hash.* Export it again"):
+        servable(release)
+
+
+def test_the_model_of_a_server_is_held_until_the_last_server_of_it_has_ended(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a controller, which runs for months, would hold every release that it ever served."""
+    monkeypatch.setenv("REFIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Supervisor, "_call", lambda *_, **__: None)
+    (tmp_path / "run").mkdir()
+    env = {"REFIT_HOME": str(tmp_path / "home"), "REFIT_SUPERVISOR_SOCKET": str(tmp_path / "run" / "socket")}
+    host = SupervisorHost(Settings.from_environment(env))
+    one = model(join(s3, tmp_path.name), model__safetensors=b"weights")
+    two = one.model_copy(update={"id": "another"})
+    folder = fetched.place() / one.digest
+    left = []
+    for change in (
+        lambda: host.start(Record(release=one, port=1, asked_at=0)),
+        lambda: host.start(Record(release=two, port=2, asked_at=0)),
+        lambda: host.stop(one.id),
+        lambda: host.stop(two.id),
+    ):
+        change()
+        fetched.make_room(1 << 60)
+        left.append(folder.exists())
+    assert left == [True, True, True, False]
+    evil = model(join(s3, tmp_path.name), model__safetensors=b"x", modeling__py=b"x")
+    with pytest.raises(BadInput, match="would be executed"):
+        host.start(Record(release=evil, port=3, asked_at=0))
+    fetched.make_room(1 << 60)
+    assert not (fetched.place() / evil.digest).exists()
 
 
 def test_another_model_than_the_release_names_is_not_served(tmp_path: Path) -> None:

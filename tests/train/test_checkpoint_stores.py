@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ import pytest
 from botocore.client import BaseClient
 from botocore.exceptions import ClientError
 
+from refit import fetched
 from refit.errors import BadInput, Preempted, StoreUnavailable
 from refit.job import STATUS, Job, JobRun
 from refit.manifest import Manifest
 from refit.pipeline import load
-from refit.store import cache_folder, join, store_for
+from refit.store import cache_folder, join, store_for, unheard
 from refit.store_s3 import S3Store
 from tests.proxy import breaking
 from trainer import checkpoints, writer
-from trainer.inputs import Inputs
+from trainer.inputs import Inputs, _stage
 from trainer.launcher import Launcher
 
 TRAINING = "f" * 32
@@ -39,7 +41,7 @@ def save(output: str, step: int) -> None:
     uri = checkpoints.address(output, step)
     with store_for(uri).publish(uri) as draft:
         (draft.path / "weights").write_bytes(bytes([step]) * 1000)
-        draft.commit(Manifest(kind=checkpoints.KIND, fingerprint=TRAINING, facts={"step": step}))
+        draft.commit(Manifest(kind=checkpoints.KIND, fingerprint=TRAINING, facts={"step": step, "dtype": "float32"}))
 
 
 def zero(output: str, step: int) -> None:
@@ -111,6 +113,50 @@ def test_a_launcher_that_hashes_a_checkpoint_has_a_heartbeat_and_heeds_a_stop(tm
         mine._found(out.as_uri())
 
 
+def test_a_heartbeat_that_cannot_be_written_is_told_once_and_changes_nothing_of_what_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the disk is full it read as a store of copies that is away, and an older checkpoint was gone on from."""
+    here, copies = (tmp_path / "out").as_uri(), (tmp_path / "copies").as_uri()
+    mine = launcher(tmp_path)
+    kept = mine._train.checkpoint.model_copy(update={"copy_to": copies})
+    mine._train = mine._train.model_copy(update={"checkpoint": kept})
+    monkeypatch.setattr(mine._heartbeat, "_every", 0.0)
+    save(here, 10)
+    save(checkpoints.copies_of(copies, TRAINING, here), 20)
+    store_for(here).write(join(here, writer.TOKEN), b'{"token": "ours"}')
+
+    def full(*_: object, **__: object) -> None:
+        Path("/dev/full").write_bytes(b"status")
+
+    monkeypatch.setattr(mine._run, "put", full)
+    found = mine._found(here)
+    assert found is not None
+    assert found.step == 20
+    told = capsys.readouterr().err
+    assert told.count("heartbeat_not_written") == 1
+    assert "copies_passed_over" not in told
+
+
+def test_a_warm_start_that_was_replaced_meanwhile_is_refused(tmp_path: Path) -> None:
+    """Between the naming of the training and its launch, or between two launches: it would be a model with the name of
+    another."""
+    there, mine = (tmp_path / "there").as_uri(), launcher(tmp_path)
+    uri = checkpoints.address(there, 5)
+    save(there, 5)
+    store_for(mine._run.job.output).write(join(mine._run.job.output, writer.TOKEN), b'{"token": "ours"}')
+    mine._train = mine._train.model_copy(update={"warm_start": uri})
+    named = store_for(uri).require(uri, checkpoints.KIND).content_digest()
+    mine._inputs = replace(mine._inputs, warm_start=named)
+    mine._look_at_warm_start(None)
+    store_for(uri).remove(uri)
+    with store_for(uri).publish(uri) as draft:
+        (draft.path / "weights").write_bytes(b"another's")
+        draft.commit(Manifest(kind=checkpoints.KIND, fingerprint="other", facts={"step": 5}))
+    with pytest.raises(BadInput, match=rf"train\.warm_start: .*/step-5 was replaced meanwhile.*{named}"):
+        mine._look_at_warm_start(None)
+
+
 def test_damage_on_s3_is_passed_over_and_goes_once_it_is_proved(output: str) -> None:
     for step in (10, 20, 30, 40):
         save(output, step)
@@ -129,6 +175,60 @@ def test_damage_on_s3_is_passed_over_and_goes_once_it_is_proved(output: str) -> 
     assert not store_for(torn).children(checkpoints.address(output, 30)), "with a torn manifest it can be removed too"
 
 
+def test_a_copy_that_went_bad_on_this_machine_is_no_damaged_checkpoint(
+    output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (10, 20):
+        save(output, step)
+    uri = checkpoints.address(output, 20)
+    for look in (checkpoints.verify, lambda _: checkpoints.newest(output, TRAINING)):
+        (store_for(uri).local(uri) / "weights").write_bytes(bytes(1000))
+        found = look(uri)
+        assert found is not None
+        assert found.step == 20
+    told = capsys.readouterr().err
+    assert "copy_damaged" in told
+    assert "checkpoint_damaged" not in told
+
+
+def test_a_base_model_whose_copy_went_bad_is_fetched_again_and_one_damaged_in_the_store_is_bad_input(
+    output: str,
+) -> None:
+    uri = join(output, "base")
+    with store_for(uri).publish(uri) as draft:
+        (draft.path / "weights").write_bytes(b"good")
+        draft.commit(Manifest(kind="model", fingerprint="m"))
+    (store_for(uri).local(uri) / "weights").write_bytes(b"evil")
+    folder, _ = _stage(uri, "model", unheard)
+    assert (folder / "weights").read_bytes() == b"good"
+    (folder / "weights").write_bytes(b"evil")
+    store_for(uri).write(join(uri, "weights"), b"evil")
+    with pytest.raises(BadInput, match=r"weights differs from its hash.* Make the model again"):
+        _stage(uri, "model", unheard)
+
+
+def test_a_launcher_holds_the_checkpoint_of_its_launch_and_no_other(output: str, tmp_path: Path) -> None:
+    """A relaunch an hour, and the disk would be full of checkpoints that nobody reads any more."""
+    mine = launcher(tmp_path, output)
+    store_for(output).write(join(output, writer.TOKEN), b'{"token": "ours"}')
+    copies = []
+    for step in (10, 20, 30):
+        save(output, step)
+        assert mine._task().step == step
+        copies.append(store_for(output).local(checkpoints.address(output, step)))
+    fetched.make_room(1 << 60)
+    assert [copy.exists() for copy in copies] == [False, False, True]
+
+
+def test_who_only_judges_checkpoints_holds_none(output: str) -> None:
+    for step in (10, 20, 30, 40):
+        save(output, step)
+    zero(output, 40)
+    assert [one.step for one in checkpoints.spare(output, ())] == [10, 20]
+    fetched.make_room(1 << 60)
+    assert not list(fetched.place().rglob("weights"))
+
+
 def test_retention_reads_nothing_of_what_was_just_saved(output: str) -> None:
     for step in (10, 20, 30):
         save(output, step)
@@ -140,9 +240,10 @@ def test_retention_reads_nothing_of_what_was_just_saved(output: str) -> None:
 def test_copies_on_a_store_that_is_down_are_passed_over_where_there_is_a_checkpoint(
     output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = (tmp_path / "here").as_uri()
+    here, empty = ((tmp_path / name).as_uri() for name in ("here", "empty"))
     save(here, 10)
-    save(join(output, TRAINING), 20)
+    for one in (here, empty):
+        save(checkpoints.copies_of(output, TRAINING, one), 20)
     with monkeypatch.context() as away:
         refusing(away, "manifest.json")
         found = checkpoints.found(here, output, TRAINING)
@@ -150,7 +251,7 @@ def test_copies_on_a_store_that_is_down_are_passed_over_where_there_is_a_checkpo
         assert found.step == 10
         assert "copies_passed_over" in capsys.readouterr().err
         with pytest.raises(StoreUnavailable):
-            checkpoints.found((tmp_path / "empty").as_uri(), output, TRAINING)
+            checkpoints.found(empty, output, TRAINING)
     found = checkpoints.found(here, output, TRAINING)
     assert found is not None
     assert found.step == 20
@@ -160,7 +261,7 @@ def test_a_copy_that_is_no_newer_is_not_fetched(output: str, tmp_path: Path) -> 
     here = (tmp_path / "here").as_uri()
     save(here, 20)
     for step in (10, 20):
-        save(join(output, TRAINING), step)
+        save(checkpoints.copies_of(output, TRAINING, here), step)
     found = checkpoints.found(here, output, TRAINING)
     assert found is not None
     assert found.uri == checkpoints.address(here, 20)
@@ -169,10 +270,41 @@ def test_a_copy_that_is_no_newer_is_not_fetched(output: str, tmp_path: Path) -> 
 
 def test_the_checkpoint_of_a_step_is_found_among_the_copies_or_said_to_be_gone(output: str, tmp_path: Path) -> None:
     here = (tmp_path / "here").as_uri()
-    save(join(output, TRAINING), 10)
+    save(checkpoints.copies_of(output, TRAINING, here), 10)
     assert checkpoints.of_step(here, output, TRAINING, 10).step == 10
     with pytest.raises(BadInput, match=r"step 10 is not there any more.*keep_last"):
         checkpoints.of_step(here, None, TRAINING, 10)
+
+
+def test_two_outputs_of_one_training_leave_each_others_copies_alone(output: str, tmp_path: Path) -> None:
+    """The same recipe into two folders, with one `copy_to`: the second one's start took the first one's upload for what
+    a kill had left."""
+    ours, theirs = ((tmp_path / name).as_uri() for name in ("ours", "theirs"))
+    places = [checkpoints.copies_of(output, TRAINING, one) for one in (ours, theirs)]
+    save(places[0], 10)
+    half = join(checkpoints.address(places[1], 20), "weights")
+    store_for(half).write(half, b"on its way")
+    checkpoints.clear_copies(output, TRAINING, ours)
+    assert store_for(half).exists(half)
+    checkpoints.clear_copies(output, TRAINING, theirs)
+    assert not store_for(half).exists(half)
+    assert steps(places[0]) == [10]
+    assert checkpoints.found(theirs, output, TRAINING) is None
+    assert checkpoints.copies_of(output, TRAINING, ours + "/") == places[0]
+
+
+def test_a_copy_from_before_outputs_had_their_own_place_is_gone_on_from(output: str, tmp_path: Path) -> None:
+    here = (tmp_path / "here").as_uri()
+    save(here, 5)
+    save(join(output, TRAINING), 10)
+    found = checkpoints.found(here, output, TRAINING)
+    assert found is not None
+    assert found.step == 10
+    assert checkpoints.of_step(here, output, TRAINING, 10).step == 10
+    save(checkpoints.copies_of(output, TRAINING, here), 20)
+    found = checkpoints.found(here, output, TRAINING)
+    assert found is not None
+    assert found.step == 20
 
 
 def test_what_is_left_of_a_removal_is_cleared_of_fast_ones_too(tmp_path: Path) -> None:

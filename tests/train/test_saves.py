@@ -374,7 +374,8 @@ def test_where_all_checkpoints_are_damaged_the_copy_on_another_store_is_gone_on_
     assert found is not None
     got = load_file(store_for(found.uri).local(found.uri) / "state-rank-0.safetensors")
     assert all(torch.equal(got[key], expected[key]) for key in expected)
-    assert [one.step for one in checkpoints.committed(f"{copies}/{name}")] == [2]
+    own = checkpoints.copies_of(copies, name, training.output)
+    assert [one.step for one in checkpoints.committed(own)] == [2]
 
 
 def test_a_copy_that_fails_is_told_and_the_checkpoint_stands(solo: None, house: House) -> None:
@@ -395,7 +396,8 @@ def test_once_a_stop_is_asked_for_no_copy_is_made_and_the_checkpoint_stands(solo
         training.loop.run(0, 12)
     assert training.steps() == [1]
     assert "no time for a copy" in training.said("copy_failed")[0]["why"]
-    assert list(checkpoints.committed(f"{to}/{training.task.fingerprint}")) == []
+    own = checkpoints.copies_of(to, training.task.fingerprint, training.output)
+    assert list(checkpoints.committed(own)) == []
 
 
 class Planned(Validator):

@@ -11,6 +11,7 @@ RefitError                      exit
 └── Infrastructure              30   resumed or retried
     ├── NodeLost                     the process or its machine is gone
     ├── Occupied                     somebody else is at it, who goes on undisturbed
+    ├── DiskFull                     what was to be fetched finds no room on this machine
     ├── StoreUnavailable             the store does not answer
     │   └── Damaged                  it answers, and what it holds is not what was committed
     └── ServerUnavailable            a model server, the controller or a database does not answer
@@ -83,6 +84,10 @@ class NodeLost(Infrastructure):
 
 class Occupied(Infrastructure):
     """Another process works at the same output; this one has touched nothing."""
+
+
+class DiskFull(Infrastructure):
+    """What was to be fetched finds no room on this machine. The store is well, and what it holds too."""
 
 
 class StoreUnavailable(Infrastructure):

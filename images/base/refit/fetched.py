@@ -2,11 +2,15 @@
 
     fetched/<content>/           a committed folder
     fetched/objects/<object>/    the last versions of an object
+    fetched/held/<process>       what a process holds, a line each; locked by it
 
-A process holds what it was given until it ends (a shared flock on the folder, which the kernel drops with it, however
-that ends). Before more is fetched the entries that were asked for longest ago go, until what stays and what comes fit
-into the limit, and onto the disk. Never one that a process holds, or names in its command line (a model server outlives
-the controller that asked for the copy). So what is in use together may be more than the limit.
+A process holds what it was given until it lets go or ends: its list is under a flock, which the kernel drops with it,
+however that ends. One descriptor a process, for a data stage holds thousands of objects. Before more is fetched the
+entries that were asked for longest ago go, until what stays and what comes fit into the limit, and onto the disk. Never
+one that a living process holds, or names in its command line (a model server outlives the controller that asked for
+the copy). So what is in use together may be more than the limit.
+
+Who takes an entry has a shared lock on `fetched/` for that moment, who throws some away an exclusive one.
 
 The limit is REFIT_CACHE_GIB, in GiB; without it half of the disk. Drafts of fetches that were killed go too.
 
@@ -23,24 +27,32 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from refit import log
-from refit.errors import BadInput
+from refit import files, log
+from refit.errors import BadInput, DiskFull
+from refit.held import Holder, flock
+from refit.held import names as held_by
+from refit.manifest import MANIFEST
 from refit.store import cache_folder
 
 LIMIT = "REFIT_CACHE_GIB"
 SHARE = 0.5
 """Of the disk, where nobody has set a limit."""
 
-DRAFT = "draft-"
+DRAFT, HELD = "draft-", "held"
 LEFT_SECONDS = 3600.0
 """A draft that nobody holds, and that is so old, was left by a kill."""
 
 _ENTRY = re.compile(r"^[0-9a-f]{32,64}$")
-_held: dict[Path, int] = {}
+
+
+_holders: dict[Path, Holder] = {}
 _changing = threading.Lock()
+# A child has a list of its own; its parent's stays locked, by the descriptor that both have, until both have ended.
+os.register_at_fork(after_in_child=_holders.clear)
 
 
 def place() -> Path:
@@ -49,55 +61,97 @@ def place() -> Path:
 
 
 def hold(entry: Path) -> bool:
-    """Have nobody throw an entry away until this process ends; False where it is not there (any more).
+    """Have nobody throw an entry away until this process lets it go or ends; False where it is not there (any more).
 
     It counts as used just now.
     """
-    with _changing:
-        if not _is_held(entry):
-            try:
-                descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY)
-            except OSError:
-                return False
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                if os.fstat(descriptor).st_ino != os.stat(entry).st_ino:  # it was going, and another one has come
-                    raise BlockingIOError
-            except (BlockingIOError, FileNotFoundError):
-                os.close(descriptor)
-                return False
-            except OSError as error:  # no flock here: then nobody can throw it away either
-                log.event("not_held", entry=str(entry), why=str(error))
-            _held[entry] = descriptor
-    try:
-        os.utime(entry)
-    except OSError as error:
-        log.event("not_touched", entry=str(entry), why=str(error))
+    with _taking() as holder:
+        if not entry.is_dir():
+            return False
+        holder.add(_name(entry))
+        _touch(entry)
     return True
 
 
-def renamed(draft: Path, entry: Path) -> None:
-    """What was held as a draft is held as the entry that it has become: the lock is on the folder, not on its name."""
-    with _changing:
-        if (before := _held.pop(entry, None)) is not None:
-            os.close(before)
-        _held[entry] = _held.pop(draft)
+def make(entry: Path) -> None:
+    """Have an entry, empty if it was not there, and hold it."""
+    with _taking() as holder:
+        entry.mkdir(parents=True, exist_ok=True)
+        holder.add(_name(entry))
+        _touch(entry)
+
+
+def draft() -> Path:
+    """A new folder of this process's, beside the entries, which it holds."""
+    made = place() / f"{DRAFT}{os.getpid()}-{secrets.token_hex(4)}"
+    make(made)
+    return made
+
+
+def become(draft: Path, entry: Path) -> bool:
+    """Give a finished draft its name as an entry, and hold that; False where such an entry is there already."""
+    with _taking() as holder:
+        if not files.rename_folder(draft, entry):
+            return False
+        holder.add(_name(entry))
+        holder.drop(_name(draft))
+    return True
 
 
 def let_go(entry: Path) -> None:
     """Hold an entry no longer."""
     with _changing:
-        if (descriptor := _held.pop(entry, None)) is not None:
-            os.close(descriptor)
+        if (holder := _holders.get(place())) is not None and entry.is_relative_to(place()):
+            holder.drop(_name(entry))
 
 
-def draft() -> Path:
-    """A new folder of this process's, beside the entries, which it holds."""
-    while True:
-        made = place() / f"{DRAFT}{os.getpid()}-{secrets.token_hex(4)}"
-        made.mkdir(parents=True)
-        if hold(made):
-            return made
+Mark = tuple[int, int]
+
+
+def mark(entry: Path) -> Mark | None:
+    """What tells a folder from another one that takes its name later (and maybe its inode); None where it is not there.
+
+    Its inode, and when its manifest was written here, in ns.
+    """
+    try:
+        inode = entry.stat().st_ino
+    except OSError:
+        return None
+    try:
+        return inode, (entry / MANIFEST).stat().st_mtime_ns
+    except OSError:
+        return inode, 0
+
+
+def discard(entry: Path, seen: Mark | None) -> None:
+    """Throw an entry away that was found damaged, whoever holds it: it is of use to nobody.
+
+    Args:
+        seen: its mark before it was looked at; another one that has come meanwhile stays.
+    """
+    with _changing, _locked(fcntl.LOCK_EX):
+        gone = _aside(entry) if seen is not None and mark(entry) == seen else None
+    if gone is not None:
+        shutil.rmtree(gone, ignore_errors=True)
+    let_go(entry)
+
+
+@contextmanager
+def on_this_disk() -> Iterator[None]:
+    """What is fetched within needs room here.
+
+    Raises:
+        DiskFull: there is none.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in files.FULL:
+            raise
+        raise DiskFull(
+            f"{place()}: no room for what is fetched: {error}. What lies there is in use, or was not enough. Free room "
+            f"on its disk, put REFIT_CACHE on a larger one, or lower {LIMIT} so that other copies take less."
+        ) from error
 
 
 def make_room(needed: int) -> None:
@@ -106,15 +160,26 @@ def make_room(needed: int) -> None:
     Where that is not enough nothing is said: what is held stays, and the disk says itself when it is full.
     """
     place().mkdir(parents=True, exist_ok=True)
-    _clear_drafts()
-    entries = sorted(((_used_at(entry), _size(entry), entry) for entry in _entries()), key=lambda told: told[0])
-    kept, most = sum(size for _, size, _ in entries), limit()
-    for _, size, entry in entries:
-        if kept + needed <= most and needed <= shutil.disk_usage(place()).free:
-            return
-        if _throw_away(entry):
-            kept -= size
-            log.event("fetched_away", entry=entry.name, bytes=size)
+    entries = sorted((_used_at(entry), _size(entry), entry) for entry in _entries())
+    lacking = max(
+        sum(size for _, size, _ in entries) + needed - limit(), needed - shutil.disk_usage(place()).free
+    )  # fmt: skip
+    left = _left()
+    if lacking <= 0 and not left:
+        return
+    gone: list[Path | None] = []
+    with _changing, _locked(fcntl.LOCK_EX) as locked:
+        in_use = _in_use() if locked else lambda _: True
+        gone += [_aside(draft) for draft in left if not in_use(draft)]
+        for _, size, entry in entries:
+            if lacking <= 0:
+                break
+            if not in_use(entry) and (aside := _aside(entry)) is not None:
+                log.event("fetched_away", entry=entry.name, bytes=size)
+                gone.append(aside)
+                lacking -= size
+    for aside in filter(None, gone):
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def limit() -> int:
@@ -133,20 +198,6 @@ def limit() -> int:
     if not 0 < gib < math.inf:
         raise BadInput(f"{LIMIT} is {told!r}; give a positive number of GiB, or leave it out for half of the disk.")
     return int(gib * (1 << 30))
-
-
-def _is_held(entry: Path) -> bool:
-    """Whether this process holds it, and it is still the one that lies there."""
-    descriptor = _held.get(entry)
-    if descriptor is None:
-        return False
-    try:
-        if os.fstat(descriptor).st_ino == os.stat(entry).st_ino:
-            return True
-    except OSError:
-        pass
-    os.close(_held.pop(entry))
-    return False
 
 
 def _entries() -> Iterator[Path]:
@@ -173,42 +224,77 @@ def _size(entry: Path) -> int:
     return total
 
 
-def _throw_away(entry: Path) -> bool:
-    """Take an entry away that nobody uses; whether it did.
+def _touch(entry: Path) -> None:
+    try:
+        os.utime(entry)
+    except OSError as error:
+        log.event("not_touched", entry=str(entry), why=str(error))
 
-    Under an exclusive lock it is renamed: from then on it does not exist, whatever a kill leaves of it.
-    """
-    if _is_named(entry):
-        return False
+
+def _name(entry: Path) -> str:
+    return entry.relative_to(place()).as_posix()
+
+
+@contextmanager
+def _taking() -> Iterator[Holder]:
+    """This process's list, while nobody throws anything away."""
+    with _changing, _locked(fcntl.LOCK_SH):
+        before = _holders.get(place())
+        if before is None or before.lost:
+            _holders[place()] = Holder(place() / HELD)
+            for name in before.names if before else ():
+                _holders[place()].add(name)
+        yield _holders[place()]
+
+
+@contextmanager
+def _locked(how: int) -> Iterator[bool]:
+    """The lock on all entries, held for a moment; False where there is none to be had."""
+    place().mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(place(), os.O_RDONLY | os.O_DIRECTORY)
     try:
-        descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        gone = place() / f"{DRAFT}gone-{secrets.token_hex(4)}"
-        os.rename(entry, gone)
-    except OSError:
-        return False
+        yield flock(descriptor, how)
     finally:
         os.close(descriptor)
-    shutil.rmtree(gone, ignore_errors=True)
-    return True
 
 
-def _is_named(entry: Path) -> bool:
-    """Whether a process of this machine has an entry in its command line."""
-    name = str(entry).encode()
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if name in line.read_bytes():
-                return True
-        except OSError:
-            continue  # it has ended, or is somebody else's
-    return False
+def _in_use() -> Callable[[Path], bool]:
+    """Whether a living process of this machine holds an entry, or has it in its command line.
+
+    Those that hold are asked first: who starts a server holds its model until then.
+    """
+    held = {name for path in (place() / HELD).glob("*") for name in held_by(path)}
+    lines: list[bytes] = []
+
+    def told(entry: Path) -> bool:
+        if _name(entry) in held:
+            return True
+        if not lines:  # many an entry is held, and then nobody need look
+            lines.extend(_read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+        return any(str(entry).encode() in line for line in lines)
+
+    return told
 
 
-def _clear_drafts() -> None:
-    for left in place().glob(f"{DRAFT}*"):
-        if time.time() - _used_at(left) > LEFT_SECONDS or left.name.startswith(f"{DRAFT}gone-"):
-            _throw_away(left)
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it has ended, or is somebody else's
+
+
+def _aside(entry: Path) -> Path | None:
+    """Rename an entry: from then on it does not exist, whatever a kill leaves of it. None where that cannot be."""
+    gone = place() / f"{DRAFT}gone-{secrets.token_hex(4)}"
+    try:
+        os.rename(entry, gone)
+    except OSError:
+        return None
+    return gone
+
+
+def _left() -> list[Path]:
+    """What killed fetches and removals left."""
+    drafts = place().glob(f"{DRAFT}*")
+    return [one for one in drafts
+            if time.time() - _used_at(one) > LEFT_SECONDS or one.name.startswith(f"{DRAFT}gone-")]  # fmt: skip

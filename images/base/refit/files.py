@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISREG
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""The numbers of the errors that say that a disk, or a quota, is full."""
 
 
 def write(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -59,8 +64,15 @@ def append(path: Path, line: bytes) -> None:
 
 def keep_newest(folder: Path, count: int) -> None:
     """Remove all but the files of a folder that were written last; drafts (a dot in front) are let be."""
-    found = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
-    for path in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))[:-count]:
+    found = []
+    for path in folder.iterdir():
+        try:
+            state = path.stat()
+        except FileNotFoundError:  # another process keeps the same folder small
+            continue
+        if S_ISREG(state.st_mode) and not path.name.startswith("."):
+            found.append((state.st_mtime_ns, path.name, path))
+    for *_, path in sorted(found)[:-count]:
         path.unlink(missing_ok=True)
 
 

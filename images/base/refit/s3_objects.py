@@ -58,10 +58,16 @@ def fetch(client: Any, bucket: str, key: str, folder: Path, heard: Heard = unhea
     Raises:
         FileNotFoundError: there is no such object.
         StoreUnavailable: S3 does not answer, sends what fails its checksum, or the object keeps changing.
+        DiskFull: there is no room for it here.
     """
+    with fetched.on_this_disk():
+        return _fetch(client, bucket, key, folder, heard)
+
+
+def _fetch(client: Any, bucket: str, key: str, folder: Path, heard: Heard) -> Copy:
     uri = f"s3://{bucket}/{key}"
     own = folder / fingerprint.digest([str(client.meta.endpoint_url), bucket, key])[:32]
-    _held(own)
+    fetched.make(own)
     for attempt in range(ATTEMPTS):
         version = _head(client, bucket, key, uri)
         path = own / fingerprint.digest([version.etag, version.size])[:32]
@@ -77,13 +83,6 @@ def fetch(client: Any, bucket: str, key: str, folder: Path, heard: Heard = unhea
         files.keep_newest(own, 2 * KEPT)  # copies and their notes
         return Copy(path, digest)
     raise StoreUnavailable(f"{uri}: the object was replaced {ATTEMPTS} times while it was fetched. Run again.")
-
-
-def _held(folder: Path) -> None:
-    """Have the folder of an object's copies, and hold it: it may be thrown away until then."""
-    folder.mkdir(parents=True, exist_ok=True)
-    while not fetched.hold(folder):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _head(client: Any, bucket: str, key: str, uri: str) -> Version:

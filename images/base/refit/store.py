@@ -61,6 +61,15 @@ Check = Callable[[], None]
 """Raises where something must not be."""
 
 
+Judge = Callable[[Path, Manifest, Heard], list[str]]
+"""Says what of a folder differs from its manifest, in words; empty when it is whole."""
+
+
+def hashed(folder: Path, manifest: Manifest, heard: Heard) -> list[str]:
+    """Judge a folder by every byte of it."""
+    return damage(folder, manifest, heard=heard)
+
+
 @dataclass(frozen=True)
 class Copy:
     """A file on this machine's disk, and the sha256 of its bytes in hex."""
@@ -136,6 +145,26 @@ class Store(ABC):
         """A file as `local` gives it, with its digest; where it has to be fetched, it is read once for both."""
         path = self.local(uri, heard)
         return Copy(path, file_digest(path))
+
+    def judged(
+        self, uri: str, manifest: Manifest, heard: Heard = unheard, by: Judge = hashed
+    ) -> tuple[Path, list[str]]:
+        """A committed folder as `local` gives it, and what of it is not as it was committed.
+
+        Where that is a copy of what lies elsewhere, a copy that went bad here is thrown away and fetched once more: it
+        says nothing about the store.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            Damaged: what the store holds is not what was committed.
+            StoreUnavailable: its store does not answer, or what comes from there does not stay whole here.
+        """
+        folder = self.local(uri, heard)
+        return folder, by(folder, manifest, heard)
+
+    def let_go(self, manifest: Manifest) -> None:
+        """Say that this process needs its copy of a committed folder no more, where `local` has made one."""
+        return
 
     @abstractmethod
     def damage(self, uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from refit import fetched, files, log, s3_objects
 from refit.errors import Damaged, StoreUnavailable
 from refit.manifest import MANIFEST, Manifest, damage
-from refit.store import Check, Copy, Draft, Heard, Store, join, unheard
+from refit.store import Check, Copy, Draft, Heard, Judge, Store, hashed, join, unheard
 
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket"}
 _NOT_OFFERED = {"AccessDenied", "NotImplemented", "MethodNotAllowed", "NoSuchUpload"}
@@ -81,14 +81,35 @@ class S3Store(Store):
         manifest = self.manifest(uri)
         if manifest is None:
             return self.copy(uri, heard).path
-        # A committed folder never changes: its copy is named by its content.
-        target = fetched.place() / manifest.content_digest()
-        while True:
-            if fetched.hold(target):
-                if not damage(target, manifest, hashes=False):
-                    return target
-                fetched.let_go(target)
-            self._fetch(uri, manifest, target, heard)
+        target = _place(manifest)
+        with fetched.on_this_disk():
+            while True:
+                if fetched.hold(target):
+                    seen = fetched.mark(target)
+                    if not damage(target, manifest, hashes=False):
+                        return target
+                    fetched.discard(target, seen)
+                self._fetch(uri, manifest, target, heard)
+
+    def judged(
+        self, uri: str, manifest: Manifest, heard: Heard = unheard, by: Judge = hashed
+    ) -> tuple[Path, list[str]]:
+        folder = self.local(uri, heard)
+        seen = fetched.mark(folder)
+        if wrong := by(folder, manifest, heard):
+            log.event("copy_damaged", uri=uri, copy=str(folder), why="; ".join(wrong[:3]), then="fetched once more")
+            fetched.discard(folder, seen)
+            folder = self.local(uri, heard)
+            wrong = by(folder, manifest, heard)
+        if wrong:  # it came whole, and was not when it was read again
+            raise StoreUnavailable(
+                f"{uri}: its copy {folder} differs from what was just fetched: {'; '.join(wrong[:3])}. Look at this "
+                "machine's disk; or the folder was replaced meanwhile. Run again."
+            )
+        return folder, []
+
+    def let_go(self, manifest: Manifest) -> None:
+        fetched.let_go(_place(manifest))
 
     def _fetch(self, uri: str, manifest: Manifest, target: Path, heard: Heard) -> None:
         """Bring a committed folder here, checked; where another one was faster, theirs stands."""
@@ -102,15 +123,11 @@ class S3Store(Store):
                 # The way here can damage too (a torn answer leaves a hole): what is there is read once more.
                 kind = Damaged if self.damage(uri, manifest, heard) else StoreUnavailable
                 raise kind(f"{uri}: what was fetched is damaged: {'; '.join(wrong[:3])}.")
-            if not files.rename_folder(draft, target) and damage(target, manifest, hashes=False):
-                # What is there is no copy that another one made at the same time: it makes room.
-                shutil.rmtree(target, ignore_errors=True)
-                files.rename_folder(draft, target)
-            if not draft.exists():
-                fetched.renamed(draft, target)
+            files.sync_tree(draft)  # names and sizes outlive a power cut that the bytes do not
+            fetched.become(draft, target)
         finally:
-            fetched.let_go(draft)
             shutil.rmtree(draft, ignore_errors=True)
+            fetched.let_go(draft)
 
     def copy(self, uri: str, heard: Heard = unheard) -> Copy:
         bucket, key = _split(uri)
@@ -225,6 +242,11 @@ class S3Store(Store):
             raise _translate(error, uri) from error
         except BotoCoreError as error:
             raise StoreUnavailable(f"{uri}: {error}") from error
+
+
+def _place(manifest: Manifest) -> Path:
+    """A committed folder never changes: its copy is named by its content."""
+    return fetched.place() / manifest.content_digest()
 
 
 def _translate(error: ClientError, uri: str) -> Exception:

@@ -19,7 +19,7 @@ from enum import StrEnum
 import httpx
 
 from refit import log
-from refit.errors import BadInput, ServerUnavailable
+from refit.errors import BadInput, Infrastructure
 from refit.release import Release
 from serving.alerts import Alerts
 from serving.servers import Process, Record, Records, ServerHost
@@ -126,7 +126,7 @@ class Fleet:
     def _guarded(self, record: Record) -> None:
         try:
             self.look(record)
-        except ServerUnavailable as error:
+        except Infrastructure as error:  # the host, or the store that a model comes from
             log.event("server", release=record.release.id, state="not seen", why=str(error))
 
     def look(self, record: Record) -> None:

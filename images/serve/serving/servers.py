@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from refit import files, log
-from refit.errors import BadInput, ServerUnavailable
-from refit.manifest import damage
+from refit import fetched, files, log
+from refit.errors import BadInput, Damaged, ServerUnavailable
 from refit.release import Release
 from refit.store import store_for
 from serving import vllm
@@ -93,9 +93,16 @@ class SupervisorHost(ServerHost):
         conf = settings.home / "supervisor" / "conf.d"
         self._supervisor = Supervisor(settings.supervisor_socket, conf, settings.logs)
         self._settings = settings
+        self._models: dict[str, Path] = {}
+        """Where the model of each release that was started lies; two may have the same."""
+        self._changing = threading.Lock()
 
     def start(self, record: Record) -> None:
         model = servable(record.release)
+        with self._changing:
+            self._models[record.release.id] = model
+        # Held again: another release of the same model may have ended, and let go, before this one was noted.
+        store_for(record.release.model).local(record.release.model)
         self._settings.spool.mkdir(parents=True, exist_ok=True)
         sockets = self._sockets(record.release.id)
         sockets.mkdir(exist_ok=True)
@@ -109,6 +116,10 @@ class SupervisorHost(ServerHost):
     def stop(self, release: str) -> None:
         self._supervisor.remove(_name(release))
         shutil.rmtree(self._sockets(release), ignore_errors=True)
+        with self._changing:
+            model = self._models.pop(release, None)
+            if model is not None and model not in self._models.values():
+                fetched.let_go(model)
 
     def _sockets(self, release: str) -> Path:
         """In supervisor's folder: its path is short, as a socket's must be, and it goes when the stack does."""
@@ -147,17 +158,27 @@ def servable(release: Release) -> Path:
     manifest = store.require(release.model, "model")
     if manifest.content_digest() != release.digest:
         raise BadInput(f"{release.model}: the manifest there is another model's than release {release.id} names.")
-    folder = store.local(release.model)
-    wrong = damage(folder, manifest)
+    try:
+        folder, wrong = store.judged(release.model, manifest)
+    except Damaged as error:
+        raise BadInput(f"{error} Export it again.") from error
     if wrong:
         raise BadInput(f"{release.model}: the model is damaged: {'; '.join(wrong)}. Export it again.")
+    try:
+        _look_through(release, folder)
+    except BadInput:
+        fetched.let_go(folder)
+        raise
+    return folder
+
+
+def _look_through(release: Release, folder: Path) -> None:
     names = [path.name for path in folder.rglob("*") if path.is_file()]
     unsafe = [name for name in names if name.endswith(RUNS_CODE)]
     if unsafe:
         raise BadInput(f"{release.model}: {unsafe[0]} would be executed when loaded; export the model as safetensors.")
     if not any(name.endswith(".safetensors") for name in names):
         raise BadInput(f"{release.model}: no .safetensors file; export the model as safetensors.")
-    return folder
 
 
 class Records:

@@ -16,7 +16,8 @@ from typing import Any
 
 from refit import log
 from refit.errors import BadInput, Damaged, StoreUnavailable
-from refit.manifest import Manifest, damage
+from refit.fingerprint import digest
+from refit.manifest import Manifest
 from refit.store import Check, Heard, join, store_for, unheard
 
 KIND, FAST = "checkpoint", "weights"
@@ -45,6 +46,17 @@ def folder(output: str) -> str:
 def address(output: str, step: int, kind: str = KIND) -> str:
     """Where the checkpoint of a step lies."""
     return join(folder(output), f"fast-step-{step}" if kind == FAST else f"step-{step}")
+
+
+def copies_of(copies: str, fingerprint: str, output: str) -> str:
+    """Where the copies of an output's checkpoints lie. Two outputs of one training keep, sweep and throw away only
+    their own."""
+    return join(copies, f"{fingerprint}-{digest(output.rstrip('/'))[:12]}")
+
+
+def _places(copies: str, fingerprint: str, output: str) -> tuple[str, ...]:
+    """Where copies are looked for: the second place is the one of before outputs had their own, only read by now."""
+    return copies_of(copies, fingerprint, output), join(copies, fingerprint)
 
 
 def committed(output: str, kind: str = KIND) -> Iterator[Checkpoint]:
@@ -96,19 +108,24 @@ def found(output: str, copies: str | None, fingerprint: str, heard: Heard = unhe
         BadInput: the folder holds checkpoints of another training.
         StoreUnavailable: the output's store does not answer, or that of the copies while there is nothing here.
     """
-    here = newest(output, fingerprint, heard=heard)
+    here = best = newest(output, fingerprint, heard=heard)
     if copies is None:
         return here
-    try:
-        there = newest(join(copies, fingerprint), fingerprint, after=here.step if here else -1, heard=heard)
-    except (OSError, StoreUnavailable) as error:
-        if here is None:
-            raise
-        log.event("copies_passed_over", copies=copies, checkpoint=here.uri, why=str(error))
-        return here
-    if there is not None:
-        log.event("checkpoint_from_copy", checkpoint=there.uri)
-    return there or here
+    for place in _places(copies, fingerprint, output):
+        try:
+            there = newest(place, fingerprint, after=best.step if best else -1, heard=heard)
+        except (OSError, StoreUnavailable) as error:
+            if best is None:
+                raise
+            log.event("copies_passed_over", copies=place, checkpoint=best.uri, why=str(error))
+            continue
+        if there is not None:
+            if best is not None:
+                let_go(best)
+            best = there
+    if best is not None and best is not here:
+        log.event("checkpoint_from_copy", checkpoint=best.uri)
+    return best
 
 
 def of_step(output: str, copies: str | None, fingerprint: str, step: int, heard: Heard = unheard) -> Checkpoint:
@@ -118,7 +135,7 @@ def of_step(output: str, copies: str | None, fingerprint: str, step: int, heard:
         BadInput: neither has it; the message says what is wrong with each.
     """
     wrong = []
-    for place in (output, *([join(copies, fingerprint)] if copies else [])):
+    for place in (output, *(_places(copies, fingerprint, output) if copies else ())):
         try:
             return verify(address(place, step), heard)
         except BadInput as error:
@@ -178,14 +195,30 @@ def skipped(uri: str) -> list[int]:
 
 
 def faults(uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
-    """What is wrong with a checkpoint, in words; empty when it is whole. `heard` is told that hashing goes on."""
+    """What is wrong with a checkpoint, in words; empty when it is whole, and then its copy here is held, if it has one.
+
+    `heard` is told that hashing goes on.
+    """
     if manifest.kind != (kind := kind_of(uri)):
         return [f"it is a {manifest.kind}, not a {kind}"]
     try:
-        place = store_for(uri).local(uri, heard)
+        _, wrong = store_for(uri).judged(uri, manifest, heard)
     except (Damaged, FileNotFoundError) as error:
         return [str(error)]
-    return damage(place, manifest, heard=heard)
+    return wrong
+
+
+def let_go(checkpoint: Checkpoint) -> None:
+    """Say that this process needs no copy of a checkpoint on this machine any more."""
+    store_for(checkpoint.uri).let_go(checkpoint.manifest)
+
+
+def _is_whole(one: Checkpoint) -> bool:
+    """Whether its files match their hashes, for who only wants to know."""
+    try:
+        return not faults(one.uri, one.manifest)
+    finally:
+        let_go(one)
 
 
 def verify(uri: str, heard: Heard = unheard) -> Checkpoint:
@@ -221,7 +254,7 @@ def retain(output: str, keep: int, best: Collection[int] = (), *, written: int |
     gone = past[max(1, keep) :]
     if not ahead and not gone:
         return
-    good = next((one.step for one in past if one.step == written or not faults(one.uri, one.manifest)), None)
+    good = next((one.step for one in past if one.step == written or _is_whole(one)), None)
     if good is None:
         log.event("retention_put_off", output=output, why="no checkpoint matches its hashes; none is thrown away")
         return
@@ -254,7 +287,7 @@ def spare(output: str, best: Collection[int]) -> list[Checkpoint]:
     """What may go when there is no room, in that order: fast ones, then full ones that are older than the newest whose
     files match their hashes, oldest first; not those of the steps `best`."""
     full = list(committed(output))
-    good = next((at for at, one in enumerate(full) if not faults(one.uri, one.manifest)), len(full))
+    good = next((at for at, one in enumerate(full) if _is_whole(one)), len(full))
     older = [one for one in full[good + 1 :] if one.step not in best]
     return [*reversed(list(committed(output, FAST))), *reversed(older)]
 
@@ -264,11 +297,11 @@ def clear_drafts(output: str) -> None:
     store_for(output).sweep(folder(output), lambda name: any(kind.match(name) for kind in _NAME.values()))
 
 
-def clear_copies(copies: str | None, fingerprint: str) -> None:
-    """The same of a training's copies, as far as their store answers."""
+def clear_copies(copies: str | None, fingerprint: str, output: str) -> None:
+    """The same of the copies of an output's checkpoints, as far as their store answers."""
     if copies is None:
         return
     try:
-        clear_drafts(join(copies, fingerprint))
+        clear_drafts(copies_of(copies, fingerprint, output))
     except (OSError, StoreUnavailable) as error:
         log.event("copies_not_cleared", copies=copies, why=str(error))

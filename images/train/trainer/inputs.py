@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refit import checked, packed
-from refit.errors import BadInput, BadSpec
+from refit.errors import BadInput, BadSpec, Damaged
 from refit.fingerprint import file_digest, training_fingerprint
 from refit.job import Job
 from refit.manifest import MANIFEST, Manifest
@@ -161,12 +161,14 @@ def supported(train: Train) -> None:
 
 def _stage(uri: str, kind: str, heard: Heard) -> tuple[Path, Manifest]:
     manifest = _manifest(uri, kind)
-    folder = store_for(uri).local(uri, heard)
     # What is trained on is what its name says: a flipped bit here would be a wrong model with a right fingerprint.
     used = manifest
     if kind == "dataset":
         used = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path.startswith(READ))})
-    wrong = checked.damage(folder, used, heard)
+    try:
+        folder, wrong = store_for(uri).judged(uri, used, heard, by=checked.damage)
+    except Damaged as error:
+        raise BadInput(f"{error} Make the {kind} again.") from error
     if wrong:
         raise BadInput(f"{uri}: the {kind} is damaged: {'; '.join(wrong[:3])}. Make it again.")
     return folder, manifest

@@ -83,6 +83,7 @@ class Launcher:
         self._idleness, self._silence = Idleness(), Silence()
         self._pauses = Pauses()
         self._away = False
+        self._gone_on_from: Checkpoint | None = None
         self.resumed_from: int | None = None
         self.last: dict[str, Any] = {}
 
@@ -164,7 +165,7 @@ class Launcher:
         """Have a zombie say nothing: what it would tell of its end would lie over its successor's words."""
         try:
             self._check_token()
-        except StoreUnavailable:
+        except (OSError, StoreUnavailable):
             return  # nobody can say; what the launch died of is what counts
         except Occupied as taken:
             raise taken from error
@@ -184,8 +185,10 @@ class Launcher:
         self._check_token()  # a zombie would take away its successor's drafts, and the records of its steps
         checkpoints.clear_drafts(output)
         if self._mode == "train":  # nobody else writes there
-            checkpoints.clear_copies(self._train.checkpoint.copy_to, self._inputs.fingerprint)
-        found = self._found(output)
+            checkpoints.clear_copies(self._train.checkpoint.copy_to, self._inputs.fingerprint, output)
+        if self._gone_on_from is not None:
+            checkpoints.let_go(self._gone_on_from)  # the ranks that read it have ended
+        found = self._gone_on_from = self._found(output)
         self.resumed_from = found.step if found else None
         self._look_at_warm_start(found)
         metrics.download(self._run.folder, output)
@@ -208,7 +211,7 @@ class Launcher:
         """Hash the checkpoint that the ranks are to begin with, or that is the reference of all their steps."""
         if found is not None and self._train.objective != "dpo":
             return
-        begun = warm.verified(self._train, self._waiting)
+        begun = warm.verified(self._train, self._inputs.warm_start, self._waiting)
         if begun is not None and found is None and self._mode == "train":
             told = {"checkpoint": begun.uri, "step": begun.step, "digest": self._inputs.warm_start}
             self._run.event(State.RUNNING, f"begins with the weights of {begun.uri}", warm_start=told)
@@ -312,11 +315,12 @@ class Launcher:
         try:
             self._check_token()
             self._heartbeat.beat(self.last, self.resumed_from)
-        except StoreUnavailable as error:
-            # The ranks go on: whether a checkpoint can be written, and whether the output is still ours, is asked
-            # again before its commit.
+        except (OSError, StoreUnavailable) as error:
+            # Of a store that is away, or a disk that is full. The ranks go on: whether a checkpoint can be written, and
+            # whether the output is still ours, is asked again before its commit. And who looks for a checkpoint
+            # meanwhile must not take this for an answer of the store that he looks in.
             if not self._away:
-                log.event("store_away", why=str(error))
+                log.event("heartbeat_not_written", why=str(error))
             self._away = True
         else:
             self._away = False

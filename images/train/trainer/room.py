@@ -8,12 +8,11 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from refit import log
+from refit import files, log
 from refit.store import FileStore, store_for
 from trainer import checkpoints
 from trainer.reports import disk_folder
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 SPARE_BYTES = 1 << 20
 """What is left free beside a checkpoint: the training's own records are small, and on the same disk."""
 
@@ -75,7 +74,7 @@ def explain(error: BaseException, output: str, needed: int) -> dict[str, Any]:
         free = None
     why = os.strerror(number) if number is not None else f"{type(error).__name__}: {error}"
     text = f"{why}; {needed:,} bytes are needed" + (f", {free:,} are free" if free is not None else "")
-    refused = number in FULL and not isinstance(error, NoRoom)
-    if number in FULL:
+    refused = number in files.FULL and not isinstance(error, NoRoom)
+    if number in files.FULL:
         text += f". {REMEDY}"
     return {"why": text, "needed": needed, "free": free, "refused": refused}

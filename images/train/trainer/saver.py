@@ -28,7 +28,7 @@ from torch import Tensor, distributed
 
 from refit import files, log
 from refit.errors import Infrastructure, Preempted, RefitError, StoreUnavailable
-from refit.store import Draft, join, store_for
+from refit.store import Draft, store_for
 from trainer import checkpoints, grace, room, snapshot
 from trainer.checkpoints import FAST, KIND, Checkpoint
 from trainer.engines import Engine
@@ -231,7 +231,7 @@ class Saver:
     def _copy(self, flight: Flight, draft: Draft, to: str) -> None:
         """The redundant copy. Where it fails, or is cut short by a stop, the checkpoint is there all the same, and that
         is told."""
-        there = join(to, self._task.fingerprint)
+        there = checkpoints.copies_of(to, self._task.fingerprint, self._task.job.output)
         try:
             self._in_time()
             assert draft.manifest is not None

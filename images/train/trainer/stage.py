@@ -154,7 +154,7 @@ def early(run: JobRun) -> Manifest:
     inputs, beat = _locate(run), _beats(run, "early")
     beat()  # hashing a large checkpoint takes its time, from here
     found = checkpoints.verify(str(run.job.options.get("checkpoint")), beat)
-    warm.verified(run.spec.train, beat)
+    warm.verified(run.spec.train, inputs.warm_start, beat)
     if inputs.fingerprint != found.manifest.fingerprint:
         raise BadInput(f"{found.uri}: of training {found.manifest.fingerprint}, this one is {inputs.fingerprint}.")
     facts = launch(task_of(run.job, inputs, found, run.folder, "early"), beat)

@@ -75,13 +75,24 @@ def fit(train: Train, base: str) -> str | None:
     return manifest.content_digest()
 
 
-def verified(train: Train, heard: Heard = unheard) -> Checkpoint | None:
+def verified(train: Train, named: str | None, heard: Heard = unheard) -> Checkpoint | None:
     """The checkpoint to begin with, every file hashed; None where there is none to begin with.
 
+    Args:
+        named: the content digest that the training's name was made from.
+
     Raises:
-        BadInput: it is damaged.
+        BadInput: it is damaged, or another one than the training is named by.
     """
-    return None if train.warm_start is None else checkpoints.verify(train.warm_start, heard)
+    if train.warm_start is None:
+        return None
+    found = checkpoints.verify(train.warm_start, heard)
+    if (now := found.manifest.content_digest()) != named:
+        raise BadInput(
+            f"train.warm_start: {train.warm_start} was replaced meanwhile: this training is named by {named}, and "
+            f"{now} is there. Begin a training anew with what is there, or put the checkpoint back."
+        )
+    return found
 
 
 def begin(engine: Engine, task: Task) -> None:

@@ -34,7 +34,7 @@ class Checkpoint(Spec):
     keep_fast: Count = 2
     # Saves that fail one after the other (a full disk, say) before training ends for it.
     max_failures: Count = 3
-    # A second copy of each full checkpoint goes below this address, one folder a training; a resume looks there for
+    # A second copy of each full checkpoint goes below this address, one folder an output; a resume looks there for
     # what is newer or whole. It is written by the same thread, and no save begins meanwhile.
     copy_to: Uri | None = None
     # From SIGTERM to SIGKILL; a pod gets as much.
