@@ -180,6 +180,12 @@ class Launcher:
         except StoreUnavailable as error:  # a scene more or less changes nothing of how the training goes on or ends
             log.event("scene_not_uploaded", step=step, why=str(error))
 
+    def _upload_metrics(self) -> None:
+        try:
+            metrics.upload(self._run.folder, self._run.job.output)
+        except StoreUnavailable as error:  # they come with the next save; the checkpoint itself is there
+            log.event("metrics_not_uploaded", why=str(error))
+
     def _task(self) -> Task:
         output = self._run.job.output
         self._check_token()  # a zombie would take away its successor's drafts, and the records of its steps
@@ -256,7 +262,7 @@ class Launcher:
                 log.event("phase", name=self._phase)
             elif kind == "saved":
                 log.event("checkpoint", **message)
-                metrics.upload(self._run.folder, self._run.job.output)
+                self._upload_metrics()
             elif kind in SAVING:
                 self._run.event(State.RUNNING, SAVING[kind].format(**message), **{kind: message})
             elif kind == "result":
