@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+if importlib.util.find_spec("hypothesis"):
+    import hypothesis
+
+    # A busy machine is slow, and nothing here is wrong for that.
+    hypothesis.settings.register_profile("refit", deadline=None)
+    hypothesis.settings.load_profile("refit")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,25 +54,26 @@ LONG = STUCK_SECONDS + 1
 @pytest.mark.parametrize(
     ("found", "error"),
     [
-        (pod("Failed", container=ended(10, message="line.yaml: weights sum to 0")), BadInput),
-        (pod("Failed", container=ended(12)), Diverged),
-        (pod("Failed", container=ended(20)), Preempted),
-        (pod("Failed", container=ended(1)), Infrastructure),
-        (pod("Failed", container=ended(137)), Infrastructure),
-        (pod("Failed", container=ended(137, "OOMKilled")), OutOfMemory),
-        (pod("Failed", reason="Evicted", message="The node was low on memory"), Evicted),
-        (pod("Running", container=RUNNING,
+        (partial(pod, "Failed", container=ended(10, message="line.yaml: weights sum to 0")), BadInput),
+        (partial(pod, "Failed", container=ended(12)), Diverged),
+        (partial(pod, "Failed", container=ended(20)), Preempted),
+        (partial(pod, "Failed", container=ended(1)), Infrastructure),
+        (partial(pod, "Failed", container=ended(137)), Infrastructure),
+        (partial(pod, "Failed", container=ended(137, "OOMKilled")), OutOfMemory),
+        (partial(pod, "Failed", reason="Evicted", message="The node was low on memory"), Evicted),
+        (partial(pod, "Running", container=RUNNING,
              conditions=condition("DisruptionTarget", "True", reason="PreemptionByScheduler")), Evicted),
-        (pod("Failed", container=ended(137, "ContainerStatusUnknown")), NodeLost),
-        (pod("Failed", reason="NodeLost"), NodeLost),
-        (pod("Running", container=RUNNING, deleted=True), PodDeleted),
-        (pod("Failed", reason="DeadlineExceeded"), Infrastructure),
-        (pod("Pending", container=waiting("ImagePullBackOff"), age=LONG), ImagePullFailed),
-        (pod("Pending", conditions=condition("PodScheduled", "False", message="0/4 nodes"), age=LONG), Unschedulable),
+        (partial(pod, "Failed", container=ended(137, "ContainerStatusUnknown")), NodeLost),
+        (partial(pod, "Failed", reason="NodeLost"), NodeLost),
+        (partial(pod, "Running", container=RUNNING, deleted=True), PodDeleted),
+        (partial(pod, "Failed", reason="DeadlineExceeded"), Infrastructure),
+        (partial(pod, "Pending", container=waiting("ImagePullBackOff"), age=LONG), ImagePullFailed),
+        (partial(pod, "Pending", conditions=condition("PodScheduled", "False", message="0/4 nodes"), age=LONG),
+         Unschedulable),
     ],
 )  # fmt: skip
-def test_every_end_has_its_own_error(found: k8s.V1Pod, error: type[Exception]) -> None:
-    standing = _standing(found)
+def test_every_end_has_its_own_error(found: Callable[[], k8s.V1Pod], error: type[Exception]) -> None:
+    standing = _standing(found())
     assert standing.phase is Phase.ENDED
     assert type(standing.fault) is error
     assert standing.why
@@ -79,17 +82,17 @@ def test_every_end_has_its_own_error(found: k8s.V1Pod, error: type[Exception]) -
 @pytest.mark.parametrize(
     ("found", "phase"),
     [
-        (pod("Succeeded", container=ended(0, "Completed")), Phase.ENDED),
-        (pod("Running", container=RUNNING), Phase.RUNNING),
-        (pod("Pending"), Phase.WAITING),
-        (pod("Pending", container=waiting("ContainerCreating"), age=LONG), Phase.WAITING),
-        (pod("Pending", container=waiting("ImagePullBackOff")), Phase.WAITING),
-        (pod("Pending", conditions=condition("PodScheduled", "False", message="queued"), age=LONG,
+        (partial(pod, "Succeeded", container=ended(0, "Completed")), Phase.ENDED),
+        (partial(pod, "Running", container=RUNNING), Phase.RUNNING),
+        (partial(pod, "Pending"), Phase.WAITING),
+        (partial(pod, "Pending", container=waiting("ContainerCreating"), age=LONG), Phase.WAITING),
+        (partial(pod, "Pending", container=waiting("ImagePullBackOff")), Phase.WAITING),
+        (partial(pod, "Pending", conditions=condition("PodScheduled", "False", message="queued"), age=LONG,
              labels={pods.QUEUE_LABEL: "research"}), Phase.WAITING),
     ],
 )  # fmt: skip
-def test_what_is_no_fault_is_none(found: k8s.V1Pod, phase: Phase) -> None:
-    standing = _standing(found)
+def test_what_is_no_fault_is_none(found: Callable[[], k8s.V1Pod], phase: Phase) -> None:
+    standing = _standing(found())
     assert standing.phase is phase
     assert standing.fault is None
 

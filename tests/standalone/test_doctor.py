@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,8 @@ def test_down_finds_what_runs_of_a_home_that_was_deleted(
 ) -> None:
     gone = tmp_path / "gone"
     left = spawn(["sleep", "600"], env={**os.environ, STACK_TAG: str(gone)})
+    while str(gone) not in Path(f"/proc/{left.pid}/environ").read_text():  # a moment after it was started
+        time.sleep(0.01)
     monkeypatch.setenv("REFIT_HOME", str(gone))
     monkeypatch.setattr("sys.argv", ["refit", "down", "--grace", "1"])
     assert main() == 0

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from refit.errors import (
     RefitError,
     StoreUnavailable,
 )
+from refit.fingerprint import digest
 from refit.job import EVENTS, STATUS, Job, JobRun, read_events
 from refit.packed import Packed
 from refit.pipeline import load
@@ -111,14 +113,14 @@ def test_a_scene_is_found_where_the_output_is(output: str, tmp_path: Path) -> No
 
         def give_up() -> None:
             scene.keep_skipped(tmp_path, {"step": 3, "why": "NaN", "checkpoint": 2}, [1], split, [{}])
-            scene.keep(tmp_path, {"step": 7, "why": "NaN again", "checkpoint": 6}, [1], split)
+            scene.keep(tmp_path, {"step": 7, "why": "NaN again", "checkpoint": 6}, [1], split, [{}])
 
         mine = launcher(output, tmp_path, token, dying(Diverged("step 7"), give_up))
         with pytest.raises(Diverged):
             mine.supervise()
-        assert scene.read(output) == scene.Scene(7, "NaN again", 6)
+        assert scene.read(output) == scene.Scene(7, "NaN again", 6, (digest({}),))
         mine._upload_scene(3)
-    assert scene.read(output, 3) == scene.Scene(3, "NaN", 2)
+    assert scene.read(output, 3) == scene.Scene(3, "NaN", 2, (digest({}),))
     assert store_for(output).exists(join(output, "scenes/step-3.npz"))
 
 
@@ -163,13 +165,20 @@ def test_an_outage_does_not_burn_all_launches_at_once(
     assert asked == [5, 20, 80]
 
 
+def stopping(events: Path) -> None:
+    """Tell this process to stop once it waits for the next launch."""
+    while not (events.is_file() and b"launched again" in events.read_bytes()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_a_stop_ends_the_wait_for_the_next_launch(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses, "FIRST", 3600.0)
     monkeypatch.setattr(pauses, "LONGEST", 3600.0)
     with writer.sole(tmp_path, output) as token:
         mine = launcher(output, tmp_path, token, dying(StoreUnavailable("503"), lambda: None))
         mine._run.event(State.RUNNING, "attempt 1")
-        stop = Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+        stop = Thread(target=stopping, args=(tmp_path / EVENTS,))
         stop.start()
         with pytest.raises(Preempted, match="between two launches"):
             mine.supervise()
@@ -192,7 +201,7 @@ def test_a_store_that_is_away_for_a_heartbeat_ends_no_launch_and_events_come_lat
         mine._run.event(State.RUNNING, "a remark")
         told = read_events(store_for(output).read(join(output, EVENTS)).decode())
         assert [event["reason"] for event in told] == ["attempt 1", "a remark"]
-        mine._shown = 0.0
+        mine._heartbeat._beaten = 0.0
         with writer.sole(tmp_path / "other", output), pytest.raises(Occupied):
             mine._show()
 
