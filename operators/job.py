@@ -37,6 +37,9 @@ trigger that fires before the scheduler has heard of the leaving costs a try. Po
 
 QUICK_POLL_SECONDS = 0.2
 
+NEVER_QUICK = frozenset({"train", "trial", "evaluate"})
+"""Kinds that are not waited for in place: they take minutes, and a deferred task outlives its scheduler at no cost."""
+
 
 class JobOperator(KubernetesPodOperator):
     """Do one job, in a pod or as a local process, and return the URI of its manifest.
@@ -180,7 +183,7 @@ class JobOperator(KubernetesPodOperator):
             "deadline": deadline(job.spec, context) - pods.grace(job), "poll_seconds": self.poll_interval,
         }  # fmt: skip
         here = JobTrigger(cursor=cursor, **wait)
-        until = time.monotonic() + QUICK_SECONDS.get(backend.name, 0.0)
+        until = time.monotonic() + (0.0 if job.kind in NEVER_QUICK else QUICK_SECONDS.get(backend.name, 0.0))
         while time.monotonic() < until and not self._killed:
             if (event := here.ask()) is not None:
                 return self.conclude(context, event)

@@ -70,6 +70,15 @@ def test_a_cleared_task_looks_at_the_machine_again_and_its_events_go_on_counting
     assert [event["state"] for event in events].count("succeeded") == 2
 
 
+def test_a_training_is_never_waited_for_in_place(
+    stage: Callable[..., Any], context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that dies takes the worker along, and it is minutes until somebody misses the task."""
+    monkeypatch.setattr("operators.job.QUICK_SECONDS", {"local": 60.0})
+    begun(stage("train"), context)
+    assert stage("plan").execute(context)
+
+
 def test_another_run_has_a_trial_of_its_own_and_shares_the_plan(
     stage: Callable[..., Any], context: dict[str, Any], fire: Fire
 ) -> None:
