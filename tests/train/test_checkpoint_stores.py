@@ -367,8 +367,9 @@ def test_a_process_that_is_killed_in_an_upload_leaves_no_checkpoint_and_the_next
     host, port = client.meta.endpoint_url.removeprefix("http://").split(":")
     with breaking(host, int(port), []) as network:
         network.hold = b"partNumber=2"
-        slow = {**os.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{network.port}"}
-        saving = subprocess.Popen([sys.executable, "-c", SAVE, output], env=slow)
+        # The trainer is not installed beside the S3: the child finds it where this process does.
+        place = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{network.port}", "PYTHONPATH": os.pathsep.join(sys.path)}
+        saving = subprocess.Popen([sys.executable, "-c", SAVE, output], env={**os.environ, **place})
         assert network.held.wait(60)
         saving.kill()
         saving.wait()
