@@ -67,8 +67,8 @@ def export(engine: Engine, task: Task, loader: Loader) -> dict[str, Any]:
 def _shown(task: Task, loader: Loader) -> NDArray[np.int64]:
     """The pack on which both models are compared: the first that is learnt from. One pack has hundreds of targets, and
     the proof is computed on the processor."""
-    order = packs_of_step(0, per_step=loader.packs, packs=loader.packs, seed=task.train.seed)
-    return next(order[at : at + 1] for at in range(len(order)) if loader.split.mask[order[at]][1:].any())
+    order = (packs_of_step(at, per_step=1, packs=loader.packs, seed=task.train.seed) for at in range(loader.packs))
+    return next(pack for pack in order if loader.split.mask[pack][:, 1:].any())
 
 
 def stored_dtype(base: Path) -> torch.dtype:

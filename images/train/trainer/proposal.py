@@ -219,9 +219,17 @@ def _beyond(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards) -> str:
     crowded = chosen.fits and whole > usable(cards.memory)
     return (
         "counted is mixed precision as published; this trainer keeps what learns in float32, which takes about "
-        f"{gib(more)} of each card more"
-        + (", and there is no room for it: lower train.micro_batch, or raise train.zero_stage" if crowded else "")
+        f"{gib(more)} of each card more" + (f", and there is no room for it: {_less(chosen.layout)}" if crowded else "")
     )
+
+
+def _less(layout: Layout) -> str:
+    """What takes less of a card than this layout does."""
+    ways = [
+        *(["lower train.micro_batch"] if layout.micro_batch > 1 else []),
+        *(["raise train.zero_stage"] if layout.stage < 3 and layout.ranks > 1 else []),
+    ]
+    return ", or ".join(ways) or "take more cards, or larger ones"
 
 
 def _sets(goal: Goal, recipe: dict[str, Any], steps: int, ranks: int) -> list[str]:
