@@ -33,7 +33,7 @@ def main() -> None:
     train = load(spec).train
     loader = Loader(train_split(dataset, train), train, rank=rank, ranks=ranks)
     steps = [loader.step(number) for number in range(STEPS)]
-    batches = [(step.weight, list(loader.batches(step))) for step in steps]
+    batches = [(step.weight, step.batches) for step in steps]
     model = build(base, train, dtype="float32", length=loader.length)
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=train.learning_rate,

@@ -58,11 +58,11 @@ def rank() -> NoReturn:
     agree = loop.Loop._agree
 
     def agreeing(self: Any, *arguments: Any) -> Any:
-        agreed = agree(self, *arguments)
+        agreement = agree(self, *arguments)
         if mine.get(at["step"]) == "collective" and not (done := self._task.folder / "entered-alone").exists():
             done.touch()
-            agree(self, *arguments)
-        return agreed
+            agree(self, *arguments).heard()
+        return agreement
 
     loop.Loop.step = taking  # type: ignore[method-assign]
     loop.Loop._agree = agreeing  # type: ignore[method-assign]

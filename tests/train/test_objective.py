@@ -119,12 +119,10 @@ def test_one_rank_and_two_see_the_same_samples_in_the_same_step(house: House) ->
     for number in (0, 9, 33):  # over the ends of epochs too
         whole, parts = alone_.step(number), [loader.step(number) for loader in pair]
         assert all((part.packs == whole.packs).all() and part.targets == whole.targets for part in parts)
-        dealt = [pack for part in parts for micro in part.micro for pack in micro]
-        assert sorted(dealt) == sorted(whole.packs)
-        counted = sum(
-            len(batch.labels) for loader, part in zip(pair, parts, strict=True) for batch in loader.batches(part)
-        )
-        assert counted == whole.targets
+        batches = [batch for part in parts for batch in part.batches]
+        dealt = [row for batch in batches for row in batch.tokens.tolist()]
+        assert sorted(dealt) == sorted(split.tokens[whole.packs].tolist())
+        assert sum(len(batch.labels) for batch in batches) == whole.targets
 
 
 def test_a_checkpoint_holds_nothing_that_the_base_model_holds_and_a_tied_head_once(base: Path) -> None:

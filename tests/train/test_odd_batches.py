@@ -148,9 +148,9 @@ def test_packs_are_counted_for_the_rank_that_learns_from_them() -> None:
     segments[5] = [1] * 24
     train = Train(base="cache://x", micro_batch=2, accumulation=4)
     made = Loader(loader(tokens, segments).split, train, rank=0, ranks=2)
-    (mine, _), step = made.by_rank(made.packs_of(0)), made.step(0)
-    own = np.concatenate(step.micro)
-    assert mine == [20 * 4 + 4 * (5 in own), 20 * 4 + 4 * (5 not in own)]
+    step = made.step(0)
+    own = step.packs.reshape(4, 2)[::2]
+    assert step.rank_tokens == [20 * 4 + 4 * (5 in own), 20 * 4 + 4 * (5 not in own)]
 
 
 def test_the_launcher_names_the_packs_of_an_odd_batch_and_the_ranks_of_a_skew() -> None:

@@ -118,9 +118,9 @@ def test_rank_0_is_blamed_too_though_it_says_more_than_the_others(tmp_path: Path
     for _ in range(5):
         wires[0].send("batch")
         for wire in wires:
-            wire.send("beat")
+            wire.beat()
             wire.send("step")
-    wires[1].send("beat")  # the next step's; rank 0 hangs in it
+    wires[1].beat()  # the next step's; rank 0 hangs in it
     ranks.messages(0.1)
     ranks.listened += 9
     assert ranks.silent(8).number == 0  # type: ignore[union-attr]
@@ -128,7 +128,7 @@ def test_rank_0_is_blamed_too_though_it_says_more_than_the_others(tmp_path: Path
 
 def test_who_waits_while_another_works_is_not_hung_where_no_steps_are_taken(tmp_path: Path) -> None:
     ranks, ends = members(tmp_path, 2)
-    Wire(ends[0]).send("beat")
+    Wire(ends[0]).beat()
     ranks.messages(0.1)
     ranks.members[1].heard -= STARTUP_SECONDS + 1
     assert ranks.hung() is None

@@ -66,7 +66,7 @@ def first_loss(model: Path, house: House, spec: Train) -> float:
     step = loader.step(0)
     objective = Objective(load(model, dtype=torch.float32, attention="eager").eval(), bfloat16=False)
     with torch.no_grad():
-        return sum(float(objective(batch)) for batch in loader.batches(step)) / step.weight
+        return sum(float(objective(batch)) for batch in step.batches) / step.weight
 
 
 def job_of(house: House, *sets: str) -> Job:

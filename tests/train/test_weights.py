@@ -87,13 +87,13 @@ def test_two_unequal_micro_batches_have_the_weighted_mean_of_all_their_targets(b
     split = packed.read(store_for(uneven.data).local(uneven.data), "train")
     loader = Loader(split, STEP, rank=0, ranks=1)
     step = loader.step(0)
-    own = [split.mask[packs].sum() / 255 for packs in step.micro]
+    own = [split.mask[packs].sum() / 255 for packs in step.packs.reshape(STEP.accumulation, -1)]
     assert own[0] != own[1]
     assert step.weight == pytest.approx(sum(own), rel=1e-12)
     assert step.targets == (split.mask[step.packs] > 0).sum() > step.weight
     model, twin = objective(base), objective(base)
     total = 0.0
-    for batch in loader.batches(step):
+    for batch in step.batches:
         loss = model(batch) / step.weight
         loss.backward()
         total += float(loss.detach())

@@ -52,14 +52,33 @@ def create(path: Path, data: bytes) -> bool:
 
 def append(path: Path, line: bytes) -> None:
     """Append one line with one write; what a kill cut short before it is closed off first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, (b"\n" if torn else b"") + line.rstrip(b"\n") + b"\n")
-    finally:
-        os.close(descriptor)
+    with Lines(path) as lines:
+        lines.append(line)
+
+
+class Lines:
+    """A file that one writer appends lines to, each with one write; it stays open until it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(self._descriptor).st_size
+        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def append(self, line: bytes) -> None:
+        """Append a line; what a kill or a full disk cut short before it is closed off first."""
+        data = (b"\n" if self._torn else b"") + line.rstrip(b"\n") + b"\n"
+        self._torn = os.write(self._descriptor, data) < len(data)
+
+    def close(self) -> None:
+        """Append no more."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def keep_newest(folder: Path, count: int) -> None:

@@ -67,6 +67,10 @@ class Packed:
     segments: NDArray[np.uint16]
     mask: NDArray[np.uint8]
 
+    def plain(self) -> Packed:
+        """The same maps as plain arrays: what is taken from numpy's own class of them is slower to compute with."""
+        return Packed(self.header, *map(np.asarray, (self.tokens, self.segments, self.mask)))
+
 
 @dataclass(frozen=True)
 class Draft:

@@ -40,7 +40,7 @@ def _beat(wire: Wire, over: threading.Event, every: float) -> None:
     while not over.wait(every):
         computed_by_now, moved_by_now = time.process_time(), _moved()
         if computed_by_now - computed >= LEAST_SHARE * every or moved_by_now - moved >= LEAST_BYTES:
-            wire.send("beat")
+            wire.beat()
         computed, moved = computed_by_now, moved_by_now
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from refit.packed import WHOLE, Packed, position_ids
 from refit.spec import Train
-from trainer.order import packs_of_step
+from trainer.order import packs_at
 
 
 class Batch(NamedTuple):
@@ -39,17 +40,19 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimizer step learns from; all but `micro`, one rank's share, is of all ranks.
+    """What one optimizer step learns from; all but `batches`, one rank's share, is of all ranks.
 
     `weight` is what the targets (of preference pairs: the pairs) weigh together, by which their loss is divided; 1
-    where there are none.
+    where there are none. `rank_tokens` and `rank_targets` are what each rank is given.
     """
 
     packs: NDArray[np.int64]
     tokens: int
     targets: int
     weight: float
-    micro: tuple[NDArray[np.int64], ...]
+    rank_tokens: list[int]
+    rank_targets: list[int]
+    batches: list[Batch]
 
 
 class Loader:
@@ -59,10 +62,15 @@ class Loader:
     and two see the same samples in the same step, and know what its targets weigh without asking each other.
     """
 
+    AHEAD = 1 << 15
+    """Small steps are made together, up to so many tokens: of little arrays it is the calls that take time."""
+
     def __init__(self, split: Packed, train: Train, *, rank: int, ranks: int) -> None:
-        self.split, self._train, self._rank, self._ranks = split, train, rank, ranks
+        self.split, self._train, self._rank, self._ranks = split.plain(), train, rank, ranks
         if train.accumulation % ranks:
             raise ValueError(f"{train.accumulation} micro batches cannot be dealt out to {ranks} ranks")
+        self._per_step = train.micro_batch * train.accumulation
+        self._made: dict[int, Step] = {}
 
     @property
     def length(self) -> int:
@@ -79,52 +87,92 @@ class Loader:
         """Packs in an epoch."""
         return self.split.header.packs
 
-    def packs_of(self, number: int) -> NDArray[np.int64]:
-        """The packs of step `number` (from 0), of all ranks, in order."""
-        per_step = self._train.micro_batch * self._train.accumulation
-        return packs_of_step(number, per_step=per_step, packs=self.split.header.packs, seed=self._train.seed)
+    @property
+    def ahead(self) -> int:
+        """So many steps are made together."""
+        return max(1, self.AHEAD // (self._per_step * self.length))
 
-    def by_rank(self, packs: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Tokens and targets that each rank is given of a step's packs."""
-        tokens = np.count_nonzero(self.split.segments[packs], axis=1)
-        targets = np.count_nonzero(self.split.mask[packs][:, 1:], axis=1)
-        dealt = np.stack([tokens, targets]).reshape(2, -1, self._ranks, self._train.micro_batch).sum(axis=(1, 3))
-        return dealt[0].tolist(), dealt[1].tolist()
+    def packs_of(self, number: int, steps: int = 1) -> NDArray[np.int64]:
+        """The packs of so many steps from `number` (from 0) on, of all ranks, in order; shape (steps, packs)."""
+        places = np.arange(number * self._per_step, (number + steps) * self._per_step)
+        return packs_at(places, packs=self.packs, seed=self._train.seed).reshape(steps, -1)
 
     def step(self, number: int) -> Step:
         """Step `number` (from 0)."""
-        train, packs = self._train, self.packs_of(number)
-        micro = packs.reshape(train.accumulation, train.micro_batch)
-        mask = self.split.mask[packs][:, 1:]
-        return Step(
-            packs=packs,
-            tokens=int((self.split.segments[packs] > 0).sum()),
-            targets=int(np.count_nonzero(mask)),
-            weight=int(mask.sum(dtype=np.int64)) / WHOLE or 1.0,
-            micro=tuple(micro[self._rank :: self._ranks]),
-        )
-
-    def batches(self, step: Step) -> Iterator[Batch]:
-        """This rank's micro batches of a step."""
-        for packs in step.micro:
-            yield self.batch(packs)
+        if number not in self._made:
+            self._made = dict(enumerate(self._make(self.packs_of(number, self.ahead)), start=number))
+        return self._made.pop(number)
 
     def batch(self, packs: NDArray[np.int64]) -> Batch:
         """A batch of the given packs."""
-        return to_batch(self.split.tokens[packs], self.split.segments[packs], self.split.mask[packs])
+        return next(self._batches(packs[None], self.split.segments[packs][None], self.split.mask[packs][None]))
+
+    def _make(self, packs: NDArray[np.int64]) -> Iterator[Step]:
+        """The steps of packs of shape (steps, packs)."""
+        train, steps, own = self._train, len(packs), self._train.accumulation // self._ranks
+        dealt = packs.reshape(steps, own, self._ranks, train.micro_batch)
+        segments, mask = self.split.segments[dealt], self.split.mask[dealt]
+        tokens = np.count_nonzero(segments, axis=(1, 3, 4))
+        targets = np.count_nonzero(mask[..., 1:], axis=(1, 3, 4))
+        weights = self._weigh(segments, mask)
+        mine = (steps * own, train.micro_batch, -1)
+        batches = self._batches(
+            dealt[:, :, self._rank].reshape(steps * own, -1), segments[:, :, self._rank].reshape(mine),
+            mask[:, :, self._rank].reshape(mine),
+        )  # fmt: skip
+        for number in range(steps):
+            yield Step(
+                packs=packs[number],
+                tokens=int(tokens[number].sum()),
+                targets=int(targets[number].sum()),
+                weight=weights[number] / WHOLE or 1.0,
+                rank_tokens=tokens[number].tolist(),
+                rank_targets=targets[number].tolist(),
+                batches=list(islice(batches, own)),
+            )
+
+    def _weigh(self, _segments: NDArray[np.uint16], mask: NDArray[np.uint8]) -> list[int]:
+        """What the targets of each step weigh, in 255ths; the arrays' first dimension is the steps."""
+        weights: list[int] = mask[..., 1:].reshape(len(mask), -1).sum(axis=1, dtype=np.int64).tolist()
+        return weights
+
+    def _batches(
+        self, packs: NDArray[np.int64], segments: NDArray[np.uint16], mask: NDArray[np.uint8]
+    ) -> Iterator[Batch]:
+        """Batches of packs of shape (batches, packs); the arrays' shape is (batches, packs, length)."""
+        return to_batches(self.split.tokens[packs.ravel()], segments, mask)
 
 
 def to_batch(tokens: NDArray[np.integer], segments: NDArray[np.integer], mask: NDArray[np.integer]) -> Batch:
     """A batch from arrays of shape (packs, length) as `refit.packed` stores them."""
-    ids = torch.from_numpy(tokens.astype(np.int64))
-    target = torch.from_numpy(mask > 0)
-    select = torch.zeros_like(target)
+    return next(to_batches(tokens, segments[None], mask[None]))
+
+
+def to_batches(
+    tokens: NDArray[np.integer], segments: NDArray[np.integer], mask: NDArray[np.integer]
+) -> Iterator[Batch]:
+    """Batches that are made in one go.
+
+    Args:
+        tokens: of shape (batches x packs, length).
+        segments: of shape (batches, packs, length), as `mask`.
+    """
+    count, packs, length = segments.shape
+    ids = tokens.astype(np.int64)
+    target = (mask > 0).reshape(-1, length)
+    select = np.zeros_like(target)
     select[:, :-1] = target[:, 1:]
-    return Batch(
-        ids, torch.from_numpy(position_ids(segments)), select, ids[:, 1:][target[:, 1:]], _weights(mask[:, 1:])
-    )
+    labels = ids[:, 1:][target[:, 1:]]
+    weights = mask.reshape(-1, length)[:, 1:][target[:, 1:]]
+    ends = np.count_nonzero(select.reshape(count, -1), axis=1).cumsum().tolist()
+    positions = position_ids(segments.reshape(-1, length))
+    for number, (begin, end) in enumerate(pairwise([0, *ends])):
+        rows = slice(number * packs, (number + 1) * packs)
+        yield Batch(
+            torch.from_numpy(ids[rows]), torch.from_numpy(positions[rows]), torch.from_numpy(select[rows]),
+            torch.from_numpy(labels[begin:end]), _weights(weights[begin:end]),
+        )  # fmt: skip
 
 
 def _weights(mask: NDArray[np.integer]) -> Tensor | None:
-    weights = mask[mask > 0]
-    return torch.from_numpy(weights.astype(np.float32) / WHOLE) if (weights != WHOLE).any() else None
+    return torch.from_numpy(mask.astype(np.float32) / WHOLE) if (mask != WHOLE).any() else None

@@ -9,6 +9,8 @@ A pure function of the step: what the steps before held is computed again after 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,15 @@ OTHERS = "(others)"
 _MIX_1, _MIX_2, _MIX_3 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What a step holds, seen for itself: its documents, those of them that are long as (hash, pack), its domains."""
+
+    documents: int
+    long: list[tuple[int, int]]
+    domains: dict[str, float]
+
+
 class Contents:
     """Looks into the steps of a training, one after the other."""
 
@@ -37,6 +48,7 @@ class Contents:
         self._loader, self._domains = loader, domains
         self._next = 0
         self._seen: dict[int, tuple[int, int]] = {}  # of a hash: its pack and step, oldest first
+        self._ahead: dict[int, _Held] = {}
         if domains:
             counts = np.bincount(domains.own, minlength=len(domains.names))
             self._named = np.argsort(-counts, kind="stable")[:NAMED_DOMAINS]
@@ -50,41 +62,62 @@ class Contents:
         if number != self._next:
             self._seen.clear()
             for before in range(max(0, number - RECENT_STEPS), number):
-                self._count(before, self._loader.packs_of(before))
-        documents, duplicates = self._count(number, step.packs)
+                self._count(before, self._held(before))
+        held = self._held(number)
+        duplicates = self._count(number, held)
         self._next = number + 1
-        found: dict[str, Any] = {
-            "documents": documents,
+        return {
+            "documents": held.documents,
             "padding": 1 - step.tokens / (len(step.packs) * self._loader.length),
-            "duplicates": duplicates / documents if documents else 0.0,
+            "duplicates": duplicates / held.documents if held.documents else 0.0,
+            **({"domains": held.domains} if self._domains else {}),
         }
-        if self._domains:
-            found["domains"] = self._shares(self._domains, step.packs)
-        return found
 
-    def _count(self, number: int, packs: NDArray[np.int64]) -> tuple[int, int]:
-        """Documents of the packs, and how many of them came before; they are known from here on."""
-        packs = np.unique(packs)  # at the border of two epochs one may be there twice
-        split = self._loader.split
-        hashes, rows, sizes = hashed(split.tokens[packs], split.segments[packs])
-        long = sizes >= LEAST_TOKENS
+    def _count(self, number: int, held: _Held) -> int:
+        """How many documents of a step came before; they are known from here on."""
         again, known = 0, set()
-        for key, pack in zip(hashes[long].tolist(), packs[rows[long]].tolist(), strict=True):
+        for key, pack in held.long:
             before = self._seen.pop(key, None)
             again += key in known or (before is not None and before[0] != pack)
             known.add(key)
             self._seen[key] = pack, number
         while self._seen and next(iter(self._seen.values()))[1] <= number - RECENT_STEPS:
             del self._seen[next(iter(self._seen))]
-        return len(hashes), again
+        return again
 
-    def _shares(self, domains: Domains, packs: NDArray[np.int64]) -> dict[str, float]:
-        of = domains.of(packs, self._loader.split.segments[packs])
-        counts = np.bincount(of[of >= 0], minlength=len(domains.names))
-        whole = max(1, int(counts.sum()))
-        shares = {domains.names[place]: int(counts[place]) / whole for place in self._named}
-        if len(domains.names) > NAMED_DOMAINS:
-            shares[OTHERS] = 1 - sum(shares.values())
+    def _held(self, number: int) -> _Held:
+        if number not in self._ahead:
+            order = self._loader.packs_of(number, self._loader.ahead)
+            self._ahead = dict(enumerate(self._look_ahead(order), start=number))
+        return self._ahead.pop(number)
+
+    def _look_ahead(self, order: NDArray[np.int64]) -> list[_Held]:
+        """What some steps hold, whose packs have shape (steps, packs)."""
+        split, steps = self._loader.split, len(order)
+        # At the border of two epochs a step may have a pack twice; it is looked at once.
+        step, packs = np.divmod(np.unique(np.arange(steps)[:, None] * self._loader.packs + order), self._loader.packs)
+        segments = split.segments[packs]
+        hashes, rows, sizes = hashed(split.tokens[packs], segments)
+        documents = np.bincount(step[rows], minlength=steps).tolist()
+        long = sizes >= LEAST_TOKENS
+        ends = np.cumsum(np.bincount(step[rows[long]], minlength=steps)).tolist()
+        pairs = list(zip(hashes[long].tolist(), packs[rows[long]].tolist(), strict=True))
+        shares = self._shares(order) if self._domains else [{}] * steps
+        of_each = [pairs[begin:end] for begin, end in pairwise([0, *ends])]
+        return [_Held(*held) for held in zip(documents, of_each, shares, strict=True)]
+
+    def _shares(self, order: NDArray[np.int64]) -> list[dict[str, float]]:
+        """The shares of domains in the tokens of some steps, whose packs have shape (steps, packs)."""
+        assert self._domains is not None
+        names, packs = self._domains.names, order.ravel()
+        of = self._domains.of(packs, self._loader.split.segments[packs]).reshape(len(order), -1)
+        places = (np.arange(len(order))[:, None] * len(names) + of)[of >= 0]
+        counts = np.bincount(places, minlength=len(order) * len(names)).reshape(len(order), -1)
+        whole = np.maximum(1, counts.sum(axis=1, keepdims=True))
+        told = [names[place] for place in self._named]
+        shares = [dict(zip(told, row, strict=True)) for row in (counts[:, self._named] / whole).tolist()]
+        if len(names) > NAMED_DOMAINS:
+            shares = [{**one, OTHERS: 1 - sum(one.values())} for one in shares]
         return shares
 
 

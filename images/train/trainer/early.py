@@ -35,7 +35,7 @@ def losses(engine: Engine, task: Task, wire: Wire) -> NDArray[np.float64]:
     for at in range(0, len(packs), task.train.micro_batch):
         some = packs[at : at + task.train.micro_batch]
         found.append(_by_document(engine, split, some))
-        wire.send("beat")
+        wire.beat()
     told = torch.from_numpy(np.concatenate(found))
     distributed.all_reduce(told)  # every rank has all of them; the mean is the same number on each
     means: NDArray[np.float64] = (told / distributed.get_world_size()).numpy()

@@ -237,7 +237,6 @@ class Launcher:
         """Take in what the ranks say; rank 0's result, when it is there."""
         for member, message in ranks.messages(timeout):
             kind = message.pop("kind")
-            message.pop("at")
             if kind == "error":
                 ranks.wait(LAST_WORDS_SECONDS)  # they give up together: let rank 0 write the scene
                 raise from_exit_code(message["exit_code"], message["message"])

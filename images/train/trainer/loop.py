@@ -1,8 +1,6 @@
 """The training loop: one page, read from top to bottom.
 
-Before every optimizer step the ranks agree on the loss, whether anything is not finite, whether to stop, and how it
-stands with saving, in one all-reduce. So they stop, save and give up at the same step, and a NaN on any of them moves
-nobody's weights. What an objective tells beside its loss is added up with them.
+What all ranks have to know before the optimizer's step they agree on while they compute (`agreement`).
 """
 
 from __future__ import annotations
@@ -10,15 +8,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import distributed
 
 from refit import domains
-from refit.errors import Diverged, Infrastructure, Preempted
+from refit.errors import Diverged, Preempted
 from refit.spec import Skip
 from trainer import checkpoints, device, metrics, scene
+from trainer.agreement import Agreement
 from trainer.batches import Batch, Loader, Step
 from trainer.contents import Contents
 from trainer.engines import Engine
@@ -68,22 +68,25 @@ class Loop:
             Preempted: the launcher was told to stop; everything up to here is in a checkpoint.
         """
         record: dict[str, Any] = {}
-        while step < until and not (self._validator and self._validator.is_enough):
-            record = self.step(step)
-            step += 1
-            is_best = self._look(step, until, record)
-            if self._rank == 0:
-                metrics.append(self._task.folder, record)
-            self._wire.send("step", **record)
-            enough = self._validator is not None and self._validator.is_enough
-            if step == until or enough:
-                self._saver.save(step, self._of_checkpoint)
-            elif self._stop:
-                self._saver.last(step, self._of_checkpoint, self._stopping())
-                raise Preempted(self._farewell(step))
-            else:
-                self._saver.after(step, self._of_checkpoint, must=is_best)
+        with self._appending() as append:
+            while step < until and not (self._validator and self._validator.is_enough):
+                record = self.step(step)
+                step += 1
+                is_best = self._look(step, until, record)
+                append(record)
+                self._wire.send("step", **record)
+                enough = self._validator is not None and self._validator.is_enough
+                if step == until or enough:
+                    self._saver.save(step, self._of_checkpoint)
+                elif self._stop:
+                    self._saver.last(step, self._of_checkpoint, self._stopping())
+                    raise Preempted(self._farewell(step))
+                else:
+                    self._saver.after(step, self._of_checkpoint, must=is_best)
         return record
+
+    def _appending(self) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
+        return metrics.appending(self._task.folder) if self._rank == 0 else nullcontext(lambda record: None)
 
     def step(self, number: int) -> dict[str, Any]:
         """One optimizer step: forward, backward, agreement, update. Returns its record."""
@@ -93,17 +96,21 @@ class Loop:
             holds = self._look_into(number, step)
         losses = torch.zeros((), dtype=torch.float64, device=device.here())
         for index, batch in enumerate(self._batches(step), start=1):
+            last = index == len(step.batches)
             with self._clock("forward"):
                 loss = self._engine.loss(batch)
+                losses += loss.detach()
+                if last:  # looked at once: the host waits for the device then
+                    agreement = self._agree(number, float(losses))
             with self._clock("backward"):
-                self._engine.backward(loss, step.weight, last=index == len(step.micro))
-            losses += loss.detach()  # looked at once, after the last: the host waits for the device then
-            self._wire.send("beat")
-        own = float(losses), self._engine.told()
+                self._engine.backward(loss, step.weight, last=last)
+            self._wire.beat()
         with self._clock("wait"):
-            nll, bad, told = self._agree(number, *own)
+            agreed = agreement.heard()
+        self._stop = agreed.stop
+        self._saver.heard(agreed.saving)
         rate, norm = learning_rate(self._task.train, number), math.nan
-        why = "the loss is not finite" if bad else None
+        why = None if agreed.finite else "the loss is not finite"
         if why is None:
             try:
                 with self._clock("optimizer"):
@@ -111,10 +118,10 @@ class Loop:
             except Diverged as error:
                 why = str(error)
         record = {
-            "step": number + 1, "loss": _finite(nll / step.weight), "grad_norm": _finite(norm), "lr": rate,
-            **{name: _finite(total / step.weight) for name, total in told.items()},
+            "step": number + 1, "loss": _finite(agreed.nll / step.weight), "grad_norm": _finite(norm), "lr": rate,
+            **{name: _finite(total / step.weight) for name, total in agreed.told.items()},
             "tokens": step.tokens, "targets": step.targets, **holds,
-            **({} if why is None else self._pass_over(number, step, nll, why)),
+            **({} if why is None else self._pass_over(number, step, agreed.nll, why)),
             **self._timed(began), **self._saver.told(),
         }  # fmt: skip
         record |= self._usage.of(step.tokens, record["seconds"])
@@ -126,14 +133,10 @@ class Loop:
         return {"seconds": time.perf_counter() - began, **spent}
 
     def _batches(self, step: Step) -> Iterator[Batch]:
-        """This rank's micro batches; getting them from the disk is waiting for data as well."""
-        batches = self._loader.batches(step)
-        while True:
+        """This rank's micro batches, where they are computed with."""
+        for batch in step.batches:
             with self._clock("data"):
-                batch = next(batches, None)
-                here = None if batch is None else device.put(batch)
-            if here is None:
-                return
+                here = device.put(batch)
             yield here
 
     def _look_into(self, number: int, step: Step) -> dict[str, Any]:
@@ -141,10 +144,9 @@ class Loop:
         if self._rank > 0:
             return {}
         holds = self._contents.of(number, step)
-        tokens, targets = self._loader.by_rank(step.packs)
         self._wire.send(
-            "batch", step=number + 1, tokens=step.tokens, targets=step.targets, rank_tokens=tokens,
-            rank_targets=targets, packs=step.packs[:PACKS_TOLD].tolist(), **holds,
+            "batch", step=number + 1, tokens=step.tokens, targets=step.targets, rank_tokens=step.rank_tokens,
+            rank_targets=step.rank_targets, packs=step.packs[:PACKS_TOLD].tolist(), **holds,
         )  # fmt: skip
         return holds
 
@@ -169,7 +171,7 @@ class Loop:
             return False
         if step == until:  # what becomes of an earlier best is known before the last one is found
             self._saver.finish()
-        self._wire.send("beat")
+        self._wire.beat()
         try:
             with self._clock("validation"):
                 look = self._validator.look(step)
@@ -201,19 +203,11 @@ class Loop:
             f"{saved}. Raise train.checkpoint.grace_seconds"
         )
 
-    def _agree(self, number: int, nll: float, told: dict[str, float]) -> tuple[float, bool, dict[str, float]]:
-        saving, told_by = self._saver.votes(), list(told)
-        own = [number, nll if self._counts else 0.0, not math.isfinite(nll), self._stopping() > 0, *saving]
-        votes = torch.tensor([*own, *told.values()], dtype=torch.float64)
-        distributed.all_reduce(votes)
-        numbers, nll, bad, stop, *more = votes.tolist()
-        if numbers != number * self._task.ranks:  # or somebody's numbers of another step would be in this one
-            raise Infrastructure(
-                f"the ranks are not all at step {number + 1}: a collective was entered by some of them"
-            )
-        self._stop = stop > 0
-        self._saver.heard(more[: len(saving)])
-        return nll, bad > 0, dict(zip(told_by, more[len(saving) :], strict=True))
+    def _agree(self, number: int, nll: float) -> Agreement:
+        return Agreement(
+            number, nll, counts=self._counts, stop=self._stopping() > 0, saving=self._saver.votes(),
+            told=self._engine.told(),
+        )  # fmt: skip
 
     def _facts(self, number: int, step: Step, nll: float, why: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What a scene tells, and where each rank's random numbers stood; all ranks together."""

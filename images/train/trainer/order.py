@@ -28,36 +28,30 @@ def packs_at(places: NDArray[np.int64], *, packs: int, seed: int) -> NDArray[np.
     if packs < 1:
         raise ValueError("there is nothing to put in an order")
     epochs, positions = np.divmod(places, packs)
-    out = np.empty_like(places)
-    for epoch in np.unique(epochs):
-        mine = epochs == epoch
-        out[mine] = _permute(positions[mine], packs, _key(seed, int(epoch)))
-    return out
+    return _permute(positions, packs, _mix(epochs.astype(np.uint64), np.uint64(seed & _BITS)))
 
 
-def _key(seed: int, epoch: int) -> int:
-    return int(_mix(np.array([epoch], dtype=np.uint64), seed)[0])
-
-
-def _permute(positions: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
+def _permute(positions: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Where each position goes in the permutation of so many that its key stands for."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
-    values = _feistel(positions.astype(np.uint64), half, key)
+    values = _feistel(positions.astype(np.uint64), half, keys)
     while (outside := values >= size).any():
-        values[outside] = _feistel(values[outside], half, key)
+        values[outside] = _feistel(values[outside], half, keys[outside])
     return values.astype(np.int64)
 
 
-def _feistel(values: NDArray[np.uint64], half: int, key: int) -> NDArray[np.uint64]:
-    mask = np.uint64((1 << half) - 1)
-    left, right = values >> np.uint64(half), values & mask
+def _feistel(values: NDArray[np.uint64], half: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = values >> shift, values & mask
     for number in range(ROUNDS):
-        left, right = right, left ^ (_mix(right, key + number * _GOLDEN) & mask)
-    return (left << np.uint64(half)) | right
+        left, right = right, left ^ (_mix(right, keys + np.uint64(number * _GOLDEN & _BITS)) & mask)
+    return (left << shift) | right
 
 
-def _mix(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+def _mix(values: NDArray[np.uint64], key: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64: every bit of the result depends on every bit of value and key."""
-    x = (values + np.uint64(_GOLDEN)) ^ np.uint64(key * _MIX_1 & _BITS)
+    with np.errstate(over="ignore"):  # numpy warns of it where the key is one number
+        x: NDArray[np.uint64] = (values + np.uint64(_GOLDEN)) ^ (key * np.uint64(_MIX_1))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
     return x ^ (x >> np.uint64(31))

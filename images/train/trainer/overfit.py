@@ -75,7 +75,7 @@ def learn(engine: Engine, task: Task, loader: Loader, wire: Wire, allowed: int) 
         except Diverged as error:
             raise PreflightRefused(f"{_told(losses)}\n{error}. Lower train.learning_rate.") from error
         seconds = time.perf_counter() - began
-        wire.send("beat")
+        wire.beat()
         if len(losses) == WARM:  # the ranks agree on what a step takes, and so on where they end
             allowed = min(allowed, max(WARM, int(60 * settings.minutes / max(usual, 1e-9))))
     learnt = losses[-1] <= settings.loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from refit.packed import WHOLE, Packed
 from refit.spec import Train
-from trainer.batches import Batch, Loader, Step, to_batch
+from trainer.batches import Batch, Loader, to_batch
 from trainer.reference import Reference
 
 Index = NDArray[np.int64]
@@ -24,6 +24,9 @@ class PairLoader(Loader):
     the validation split.
     """
 
+    AHEAD = 1
+    """The reference knows only the packs that are trained on: no step after the last one is made."""
+
     def __init__(
         self, split: Packed, train: Train, *, rank: int, ranks: int, reference: Reference | None = None,
         watched: Reference | None = None,
@@ -31,16 +34,15 @@ class PairLoader(Loader):
         super().__init__(split, train, rank=rank, ranks=ranks)
         self._reference, self.watched = reference, watched
 
-    def step(self, number: int) -> Step:
-        """Step `number` (from 0)."""
-        step = super().step(number)
-        weights = pair_weights(self.split.segments[step.packs], self.split.mask[step.packs])
-        return replace(step, weight=int(weights.sum(dtype=np.int64)) / WHOLE or 1.0)
+    def _weigh(self, segments: NDArray[np.uint16], mask: NDArray[np.uint8]) -> list[int]:
+        rows = (len(segments), -1, self.length)
+        steps = zip(segments.reshape(rows), mask.reshape(rows), strict=True)
+        return [int(pair_weights(*step).sum(dtype=np.int64)) for step in steps]
 
-    def batch(self, packs: Index) -> Batch:
-        """A batch of the given packs."""
-        reference = self._reference.of(packs) if self._reference else None
-        return to_pairs(self.split.tokens[packs], self.split.segments[packs], self.split.mask[packs], reference)
+    def _batches(self, packs: Index, segments: NDArray[np.uint16], mask: NDArray[np.uint8]) -> Iterator[Batch]:
+        for some, sides, learnt in zip(packs, segments, mask, strict=True):
+            reference = self._reference.of(some) if self._reference else None
+            yield to_pairs(self.split.tokens[some], sides, learnt, reference)
 
 
 def to_pairs(

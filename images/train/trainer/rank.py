@@ -65,7 +65,7 @@ def _work(task: Task, wire: Wire, stop: _Stop) -> dict[str, Any]:
     imports.of(task)  # torch and its friends, seconds of them: not before we are tied
     from trainer import work
 
-    wire.send("beat")
+    wire.beat()
     return work.run(task, wire, stop)
 
 
@@ -81,4 +81,10 @@ def leave(exit_code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main())
+    code = 1
+    try:
+        code = main()
+    finally:
+        if sys.exc_info()[1] is not None:  # the last words of the log, which the launcher shows
+            sys.excepthook(*sys.exc_info())
+        leave(code)

@@ -6,7 +6,7 @@ port, no elastic agent, no session of their own that a kill could miss.
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import selectors
 import signal
@@ -20,18 +20,20 @@ from typing import IO, Any
 from trainer.machine import cores
 from trainer.rank import PARENT
 from trainer.silence import Patience
-from trainer.task import WIRE, Task
+from trainer.task import BEAT, WIRE, Task, heard
 from trainer.writer import MARK
 
 DUMP_SECONDS = 0.5
 """How long a hung rank gets to write where it stands."""
 
-GATHER_SECONDS = 0.05
-"""Who spoke is let speak on for so long: the launcher's own work is for many messages at once, and takes the processors
-from nobody with each."""
+GATHER_SECONDS, GATHER_STEPS_SECONDS = 0.05, 0.25
+"""Who spoke is let speak on for so long, and while steps are taken longer: the launcher's own work is for many messages
+at once, and takes the processors from nobody with each."""
 
+WIRE_BYTES = 1 << 20
+"""What a rank can say in that time without being waited for; as much as Linux lets anybody ask for."""
 
-PROGRESS = ("beat", "step")
+PROGRESS = (BEAT, "step")
 """What every rank says as often as any other; rank 0 has more to say."""
 
 
@@ -87,6 +89,7 @@ class Ranks:
 
     def _start(self, number: int, document: Path, log: Path, output: IO[bytes]) -> None:
         listen, speak = os.pipe()
+        fcntl.fcntl(speak, fcntl.F_SETPIPE_SZ, WIRE_BYTES)
         process = subprocess.Popen(
             [sys.executable, "-m", "trainer.rank", str(document)], env=environment(self._task, number, speak),
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(speak,), cwd=self._task.folder,
@@ -111,18 +114,18 @@ class Ranks:
         """What the ranks said; waits at most `timeout` seconds for something."""
         said = []
         if self._selector.select(timeout):
-            time.sleep(GATHER_SECONDS)
+            time.sleep(GATHER_STEPS_SECONDS if self._patience.is_stepping else GATHER_SECONDS)
         spoke = self._selector.select(0)
         self.listened = time.monotonic()
         for key, _ in spoke:
             member: Rank = key.data
-            data = os.read(member.wire, 1 << 16)
+            data = os.read(member.wire, WIRE_BYTES)
             if not data:
                 self._selector.unregister(member.wire)  # its end; the process tells the rest
                 continue
             *lines, member.buffer = (member.buffer + data).split(b"\n")
             for line in lines:
-                message = json.loads(line)
+                message = heard(line)
                 self._patience.heard(message["kind"], self.listened - member.heard)
                 said.append((member, message))
                 member.progress += message["kind"] in PROGRESS

@@ -155,7 +155,6 @@ def launch(task: Task, heard: Heard = unheard) -> dict[str, Any]:
 def _listen(ranks: Ranks, timeout: float) -> dict[str, Any] | None:
     for member, message in ranks.messages(timeout):
         kind = message.pop("kind")
-        message.pop("at")
         if kind == "error":
             raise from_exit_code(message["exit_code"], message["message"])
         if kind == "result" and member.number == 0:

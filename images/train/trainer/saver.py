@@ -156,7 +156,7 @@ class Saver:
             while self._flight is not None:
                 self._flight.thread.join(WAIT_SECONDS)
                 if self._flight.ended or self._flight.silence < STUCK_SECONDS:  # who waits for a stuck one is not it
-                    self._wire.send("beat")
+                    self._wire.beat()
                 votes = torch.tensor(self.votes(), dtype=torch.float64)
                 distributed.all_reduce(votes)
                 try:

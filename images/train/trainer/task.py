@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,9 @@ from refit.spec import Train
 from trainer.machine import Arithmetic
 
 Mode = Literal["train", "overfit", "smoke", "trial", "replay", "export", "early"]
+
+BEAT = "beat"
+"""The kind of a message that is a sign of life and nothing else."""
 
 WIRE = "REFIT_WIRE"
 """The environment variable with the number of the file descriptor that leads to the launcher."""
@@ -55,7 +57,8 @@ class Task(BaseModel):
 
 
 class Wire:
-    """JSON lines from a rank to its launcher. Every line is also a sign of life; the wire's end is the rank's end."""
+    """JSON lines from a rank to its launcher. Every line is a sign of life too, and an empty one nothing else; the
+    wire's end is the rank's end."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = descriptor
@@ -69,11 +72,23 @@ class Wire:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Tell the launcher something."""
-        if self._descriptor is not None:
-            line = json.dumps({"kind": kind, "at": time.time(), **fields}).encode() + b"\n"
-            with self._lock:
-                os.write(self._descriptor, line)
+        self._write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._write(b"\n")
 
     def error(self, error: RefitError) -> None:
         """Tell why this rank ends."""
         self.send("error", exit_code=error.exit_code, message=str(error)[:3000])
+
+    def _write(self, line: bytes) -> None:
+        if self._descriptor is not None:
+            with self._lock:
+                os.write(self._descriptor, line)
+
+
+def heard(line: bytes) -> dict[str, Any]:
+    """What a line of a wire says: its `kind`, and what belongs to that."""
+    message: dict[str, Any] = json.loads(line) if line else {"kind": BEAT}
+    return message

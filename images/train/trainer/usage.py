@@ -9,7 +9,6 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from trainer import device
@@ -45,4 +44,8 @@ class Usage:
 
 def resident() -> int:
     """Bytes of memory that this process has now."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE
+    descriptor = os.open("/proc/self/statm", os.O_RDONLY)
+    try:
+        return int(os.read(descriptor, 100).split()[1]) * PAGE
+    finally:
+        os.close(descriptor)

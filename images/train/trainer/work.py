@@ -52,8 +52,8 @@ def _run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     collectives.watch()
     engines.connect(task.train, task.rendezvous, rank, task.ranks)
-    wire.send("beat")
-    loader = loader_of(task, rank, lambda: wire.send("beat"))
+    wire.beat()
+    loader = loader_of(task, rank, wire.beat)
     work = {"train": _train, "overfit": _overfit, "smoke": _smoke, "trial": _trial, "replay": _replay,
             "export": _export, "early": _early}[task.mode]  # fmt: skip
     result = work(task, loader, wire, stopping)
@@ -99,14 +99,14 @@ def _validator(engine: Engine, task: Task, loader: Loader, wire: Wire) -> Valida
     watcher: Any = partial(PairValidator, reference=loader.watched) if isinstance(loader, PairLoader) else Validator
     return watcher(  # type: ignore[no-any-return]
         engine, split, domains.read(task.dataset, "validation"), settings, micro_batch=task.train.micro_batch,
-        best=Best(**best) if best else None, beat=lambda: wire.send("beat"), group=task.train.tensor_parallel,
+        best=Best(**best) if best else None, beat=wire.beat, group=task.train.tensor_parallel,
     )  # fmt: skip
 
 
 def _export(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[str, Any]:
     """What a training does at its end, from a checkpoint."""
     engine = _engine(task, loader)
-    wire.send("beat")
+    wire.beat()
     with alive.while_working(wire):
         snapshot.load(engine, task, str(task.checkpoint))
         return export(engine, task, loader)
@@ -116,7 +116,7 @@ def _early(task: Task, loader: Loader, wire: Wire, _stopping: Stopping) -> dict[
     """What its training began with, which a fresh engine still is, against a checkpoint, on the same documents."""
     engine = _engine(task, loader)
     warm.begin(engine, task)
-    wire.send("beat")
+    wire.beat()
     before = early.losses(engine, task, wire)
     snapshot.load(engine, task, str(task.checkpoint))
     return early.compare(early.losses(engine, task, wire), before, task.train.early)
@@ -225,7 +225,7 @@ def _replay(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[
 
 def _beats(wire: Wire) -> Callable[[], None]:
     """A sign of life a second for as long as something is at work; a pipe is no place for one a megabyte."""
-    return paced(lambda: wire.send("beat"), 1.0)
+    return paced(wire.beat, 1.0)
 
 
 def _go_on(engine: Engine, task: Task) -> None:
