@@ -172,6 +172,11 @@ class Nvml:
         return getattr(type(self), f"_{name}", lambda *_: 0)
 
     @staticmethod
+    def _nvmlDeviceGetCount_v2(count: Any) -> int:
+        count._obj.value = 1
+        return 0
+
+    @staticmethod
     def _nvmlDeviceGetUtilizationRates(_card: Any, rates: Any) -> int:
         rates._obj.gpu = 83
         return 0

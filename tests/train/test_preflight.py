@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from conftest import House
@@ -224,6 +224,14 @@ class Nvml:
         count._obj.value = 1
         return 0
 
+    def _nvmlDeviceGetHandleByIndex_v2(self, index: int, card: Any) -> int:
+        card._obj.value = 100 + index
+        return 0
+
+    def _nvmlDeviceGetHandleByUUID(self, uuid: bytes, card: Any) -> int:
+        card._obj.value = {b"GPU-a": 7}[uuid]
+        return 0
+
     def _nvmlSystemGetDriverVersion(self, buffer: ctypes.Array[ctypes.c_char], _size: int) -> int:
         buffer.value = b"580.10"
         return 0
@@ -253,6 +261,44 @@ def test_cards_are_read_from_the_drivers_library() -> None:
     assert (plain.ecc_errors, plain.remap_failed) == (None, None), "a card that does not tell is not taken for ill"
     assert gpus.look(Nvml(nvmlInit_v2=18)) == Cards(fault="NVML: nvmlInit gave error 18")
     assert "card 0: name" in str(gpus.look(Nvml(nvmlDeviceGetName=15)).fault)
+
+
+@pytest.mark.parametrize(
+    ("shown", "cards"),
+    [
+        (None, [100, 101, 102, 103]),
+        ("2, 0", [102, 100]),
+        ("GPU-a,3", [7, 103]),
+        ("1,-1,2", [101]),
+        ("9,1", []),
+        ("", []),
+    ],
+)
+def test_cards_are_those_that_cuda_shows_in_its_order(
+    shown: str | None, cards: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Four(Nvml):
+        asked: ClassVar[list[int]] = []
+
+        def _nvmlDeviceGetCount_v2(self, count: Any) -> int:
+            count._obj.value = 4
+            return 0
+
+        def _nvmlDeviceGetUtilizationRates(self, card: Any, _rates: Any) -> int:
+            self.asked.append(card.value)
+            return 0
+
+    if shown is None:
+        monkeypatch.delenv(gpus.VISIBLE, raising=False)
+    else:
+        monkeypatch.setenv(gpus.VISIBLE, shown)
+    assert len(gpus.look(Four()).gpus) == len(cards)
+    meters = [gpus.Meter.of(index, Four()) for index in range(4)]
+    assert [meter is not None for meter in meters] == [index < len(cards) for index in range(4)]
+    Four.asked.clear()
+    for meter in meters[: len(cards)]:
+        meter.read()
+    assert Four.asked == cards
 
 
 def test_what_is_no_answer_of_another_machine_is_refused(tmp_path: Path) -> None:

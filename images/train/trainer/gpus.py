@@ -6,11 +6,15 @@ Source: https://docs.nvidia.com/deploy/nvml-api (the structures and constants be
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 LIBRARY = "libnvidia-ml.so.1"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The environment variable with the cards that CUDA is to show; NVML numbers all of them whatever it says."""
+
 _UNCORRECTED, _SINCE_BOOT, _OF_THE_GPU = 1, 0, 0
 _NOT_SUPPORTED = 3
 
@@ -43,7 +47,7 @@ class Cards(BaseModel):
 
 
 def look(library: Any = None) -> Cards:
-    """This machine's cards; none where there is no driver."""
+    """The cards of this machine that CUDA shows to this process, in its order; none where there is no driver."""
     try:
         nvml = library or ctypes.CDLL(LIBRARY)
     except OSError:
@@ -53,11 +57,9 @@ def look(library: Any = None) -> Cards:
     except OSError as error:
         return Cards(fault=str(error))
     try:
-        count = ctypes.c_uint()
-        _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), "nvmlDeviceGetCount")
         driver = ctypes.create_string_buffer(80)
         _check(nvml.nvmlSystemGetDriverVersion(driver, 80), "nvmlSystemGetDriverVersion")
-        gpus = tuple(_gpu(nvml, index) for index in range(count.value))
+        gpus = tuple(_gpu(nvml, index, name) for index, name in enumerate(_visible(nvml)))
         return Cards(driver=driver.value.decode(), gpus=gpus)
     except OSError as error:
         return Cards(fault=str(error))
@@ -69,9 +71,33 @@ class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
-    card, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), _Memory()
-    _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card)), f"card {index}")
+def _visible(nvml: Any) -> list[int | bytes]:
+    """By what NVML finds the cards that CUDA shows, in CUDA's order: by a number, or by a UUID."""
+    count = ctypes.c_uint()
+    _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), "nvmlDeviceGetCount")
+    asked = os.environ.get(VISIBLE)
+    if asked is None:
+        return list(range(count.value))
+    names: list[int | bytes] = []
+    for name in map(str.strip, asked.split(",")):
+        if name.isdigit() and int(name) < count.value:
+            names.append(int(name))
+        elif name.startswith(("GPU-", "MIG-")):
+            names.append(name.encode())
+        else:  # CUDA shows none of what comes after a name that it does not know
+            break
+    return names
+
+
+def _card(nvml: Any, index: int, name: int | bytes) -> ctypes.c_void_p:
+    card = ctypes.c_void_p()
+    find = nvml.nvmlDeviceGetHandleByIndex_v2 if isinstance(name, int) else nvml.nvmlDeviceGetHandleByUUID
+    _check(find(name, ctypes.byref(card)), f"card {index}")
+    return card
+
+
+def _gpu(nvml: Any, index: int, of: int | bytes) -> Gpu:
+    card, name, memory = _card(nvml, index, of), ctypes.create_string_buffer(96), _Memory()
     _check(nvml.nvmlDeviceGetName(card, name, 96), f"card {index}: name")
     _check(nvml.nvmlDeviceGetMemoryInfo(card, ctypes.byref(memory)), f"card {index}: memory")
     able = ctypes.c_int(), ctypes.c_int()
@@ -97,15 +123,13 @@ class Meter:
 
     @classmethod
     def of(cls, index: int, library: Any = None) -> Meter | None:
-        """Of the card with that number; None where there is no driver or no such card."""
+        """Of the card that has that number in CUDA; None where there is no driver or no such card."""
         try:
             nvml = library or ctypes.CDLL(LIBRARY)
-            card = ctypes.c_void_p()
             _check(nvml.nvmlInit_v2(), "nvmlInit")
-            _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card)), f"card {index}")
-        except OSError:
+            return cls(nvml, _card(nvml, index, _visible(nvml)[index]))
+        except (OSError, IndexError):
             return None
-        return cls(nvml, card)
 
     def read(self) -> dict[str, float]:
         """What the card tells now: `utilisation` (share of the last second in which it computed at all), `temperature`
