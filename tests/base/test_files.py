@@ -1,5 +1,6 @@
 """Whole or not at all, also under kill -9 and two writers."""
 
+import os
 import subprocess
 import sys
 import time
@@ -53,6 +54,18 @@ def test_append_closes_off_a_line_that_a_kill_cut_short(tmp_path: Path) -> None:
     path.write_bytes(b'{"a": 1}\n{"a": 2, "b')
     files.append(path, b'{"a": 3}')
     assert path.read_bytes().splitlines() == [b'{"a": 1}', b'{"a": 2, "b', b'{"a": 3}']
+
+
+def test_lines_go_on_after_one_that_a_full_disk_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write = os.write
+    with files.Lines(path) as lines:
+        lines.append(b"1")
+        monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+        lines.append(b"22222")
+        monkeypatch.setattr(os, "write", write)
+        lines.append(b"3\n")
+    assert path.read_bytes() == b"1\n222\n3\n"
 
 
 def test_a_folder_with_content_keeps_its_name(tmp_path: Path) -> None:

@@ -125,6 +125,21 @@ def test_one_rank_and_two_see_the_same_samples_in_the_same_step(house: House) ->
         assert sum(len(batch.labels) for batch in batches) == whole.targets
 
 
+def test_steps_that_are_made_together_are_those_made_alone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = read(store_for(house.data).local(house.data), "train")
+    train = Train(base="cache://models/x", micro_batch=3, accumulation=4)
+    together, alone_ = (Loader(split, train, rank=1, ranks=2) for _ in range(2))
+    assert together.ahead > 3
+    monkeypatch.setattr(alone_, "AHEAD", 1)
+    for number in (0, 1, 2, 20, 21, 5, 3 * together.ahead - 1, 3 * together.ahead):  # as after a resume, and back
+        one, other = together.step(number), alone_.step(number)
+        assert (one.packs == other.packs).all()
+        assert (one.rank_tokens, one.rank_targets, one.weight) == (other.rank_tokens, other.rank_targets, other.weight)
+        assert (one.tokens, one.targets) == (sum(one.rank_tokens), sum(one.rank_targets))
+        for mine, theirs in zip(one.batches, other.batches, strict=True):
+            assert all(a is b is None or torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
 def test_a_checkpoint_holds_nothing_that_the_base_model_holds_and_a_tied_head_once(base: Path) -> None:
     def learnt(method: str) -> list[str]:
         train = Train(base="cache://models/x", method=method)  # type: ignore[arg-type]

@@ -30,6 +30,12 @@ def test_a_step_is_the_same_whatever_came_before() -> None:
     assert (packs_at(np.arange(80), packs=30, seed=1) == straight).all(), "steps follow each other without a gap"
 
 
+def test_the_order_is_what_it_always_was() -> None:
+    """A resume by newer code goes on in it."""
+    assert packs_at(np.arange(98, 106), packs=101, seed=1).tolist() == [10, 71, 61, 20, 100, 28, 97, 9]
+    assert packs_at(np.array([0, 7, 10**15]), packs=10**9, seed=2**63).tolist() == [281899206, 432509923, 542994788]
+
+
 def test_a_place_far_out_is_found_without_walking_there() -> None:
     far = packs_of_step(10**9, per_step=4, packs=10**6, seed=1)
     assert far.shape == (4,)
