@@ -94,7 +94,7 @@ for engine, stage, method in (("deepspeed", 0, "full"), ("deepspeed", 2, "full")
     loop = Loop(made, loader, task, Wire())
     loop.step(0)
     made.close()
-    del made, loop
+    del made, loop, loader  # and the steps that it has made ahead
     storages = [one.untyped_storage() for one in gc.get_objects() if isinstance(one, torch.Tensor)]
     held[f"{engine} {method} {stage}"] = sum({one._cdata: one.nbytes() for one in storages}.values())
 print(json.dumps(held))

@@ -108,6 +108,8 @@ def test_a_plain_engine_takes_no_step_on_a_gradient_that_is_not_finite() -> None
         engine.update(0.1)
     assert all(map(torch.equal, before, module.parameters()))
     assert [name for name, norm in engine.gradient_norms() if not math.isfinite(norm)] == ["1.bias"]
+    engine.skip()
+    assert not any(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters()), "leaks"
 
 
 @pytest.mark.parametrize(("fields", "card", "message"), [

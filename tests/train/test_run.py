@@ -18,6 +18,7 @@ from refit.store import store_for
 from trainer.bases import import_folder
 from trainer.batches import to_batch
 from trainer.objective import Objective, load
+from trainer.schedule import learning_rate
 
 pytestmark = pytest.mark.integration
 
@@ -26,6 +27,8 @@ def test_it_learns_and_publishes_a_model_named_by_its_content(house: House, trai
     losses = [record["loss"] for record in house.metrics("alone")]
     assert [record["step"] for record in house.metrics("alone")] == list(range(1, 13))
     assert losses[-1] < losses[0] / 4
+    recipe = load_spec(house.spec).train
+    assert [record["lr"] for record in house.metrics("alone")] == [learning_rate(recipe, step) for step in range(12)]
     assert trained["steps"] == 12
     assert trained["loss"] == losses[-1]
     assert trained["resumed_from"] is None

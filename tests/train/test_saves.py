@@ -35,7 +35,7 @@ from trainer.inputs import locate, train_split
 from trainer.loop import Loop
 from trainer.objective import build
 from trainer.saver import Saver
-from trainer.task import Task, Wire
+from trainer.task import Task, Wire, heard
 from trainer.validation import Best, Look, Validator
 
 FACTS = partial(dict, dtype="float32", best=None)
@@ -86,7 +86,7 @@ class Training:
 
     def said(self, kind: str) -> list[dict[str, Any]]:
         """What it told its launcher of a kind."""
-        return [line for line in map(json.loads, self._said.read_text().splitlines()) if line["kind"] == kind]
+        return [line for line in map(heard, self._said.read_bytes().splitlines()) if line["kind"] == kind]
 
     def state(self, step: int) -> dict[str, torch.Tensor]:
         """What is in a checkpoint, whose files must match their hashes."""

@@ -57,12 +57,10 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         server.wait()
 
 
-def start(house: House, network: Proxy, output: str) -> subprocess.Popen[str]:
+def start(house: House, network: Proxy, output: str, *more: str) -> subprocess.Popen[str]:
     through = {**os.environ, "OMP_NUM_THREADS": "1", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{network.port}"}
-    return subprocess.Popen(
-        house.argv("run", "--output", output, "--store", house.uri("stop-models"), sets=SETS), env=through, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    argv = house.argv("run", "--output", output, "--store", house.uri("stop-models"), sets=(*SETS, *more))
+    return subprocess.Popen(argv, env=through, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def left(output: str) -> tuple[list[str], list[Any]]:
@@ -98,7 +96,7 @@ def test_a_stop_while_a_checkpoint_hangs_in_its_upload_ends_in_the_grace_period_
 def test_a_stop_while_a_checkpoint_goes_up_waits_for_it(house: House, network: Proxy) -> None:
     output = "s3://refit/waited"
     network.hold = b"/checkpoints/step-8/state-rank-0.safetensors"
-    running = start(house, network, output)
+    running = start(house, network, output, "train.max_steps=60")
     assert network.held.wait(300)
     running.send_signal(signal.SIGTERM)
     network.hold = None

@@ -194,6 +194,11 @@ def skipped(uri: str) -> list[int]:
     return list(store_for(uri).require(uri, KIND).facts.get("skipped", ()))
 
 
+def unlooked(uri: str) -> bool:
+    """Whether a stop cut short the look at the validation split that was due at a checkpoint."""
+    return bool(store_for(uri).require(uri, KIND).facts.get("unlooked", False))
+
+
 def faults(uri: str, manifest: Manifest, heard: Heard = unheard) -> list[str]:
     """What is wrong with a checkpoint, in words; empty when it is whole, and then its copy here is held, if it has one.
 

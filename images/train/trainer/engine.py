@@ -59,7 +59,8 @@ class Engine:
         self._rank, self._ranks = tensor_parallel.share(
             distributed.get_rank(), distributed.get_world_size(), self._tensor
         )
-        self._cleared = False
+        self._thrown_away: list[tuple[str, float]] | None = None
+        """Norms of the gradients that DeepSpeed has thrown away with a step that was not finite, till it is skipped."""
         if self._tensor > 1:
             tensor_parallel.check(objective.model.config, self._tensor)
             objective.config = objective.model.config  # DeepSpeed finds the plan of what is cut there
@@ -73,6 +74,8 @@ class Engine:
         if self._tensor > 1:
             self._engine.first_dataloader_check.remove()  # the loader gives a group the same packs; it cannot read ours
             self._cut = tensor_parallel.windows(self._engine.module)
+        if train.zero_stage > 0:
+            self._look_before_overflow()
 
     def _config(self, learning: list[nn.Parameter]) -> dict[str, Any]:
         train = self._train
@@ -130,7 +133,6 @@ class Engine:
             self._engine.step()  # skips the optimizer by itself when the gradient is not finite
             skipped = getattr(self._engine.optimizer, "overflow", False)
             norm = math.nan if skipped else float(self._engine.get_global_grad_norm())
-            self._cleared = bool(skipped)
         if not math.isfinite(norm):
             raise Diverged("the gradient is not finite; the optimizer step was not taken")
         return norm
@@ -144,7 +146,7 @@ class Engine:
         if stage == 0:
             self._engine.zero_grad()
             self._engine.micro_steps += 1  # which tells where an accumulation ends
-        elif not self._cleared:
+        elif self._thrown_away is None:
             # A loss may be infinite while its gradient is not. DeepSpeed throws a step away whole, whatever it has
             # accumulated where, when it is not finite: so it is made to.
             for pieces in self._engine.optimizer.averaged_gradients.values():
@@ -153,26 +155,36 @@ class Engine:
             self._engine.step()
             if not self._engine.optimizer.overflow:
                 raise AssertionError("DeepSpeed took a step that was to be skipped")
-        self._cleared = False
+        self._thrown_away = None
         if fragments.is_fresh(self._engine, stage):
             fragments.prepare(self._engine, stage, 0)  # for a checkpoint before the first step that is taken
 
     def gradient_norms(self) -> list[tuple[str, float]]:
-        """Name and norm of each trained parameter's gradient before the update; all ranks together.
-
-        None above ZeRO 0 once an update was skipped: DeepSpeed has thrown them away.
-        """
+        """Name and norm of each trained parameter's gradient before the update; all ranks together."""
         from deepspeed.utils import safe_get_full_grad
 
+        if self._thrown_away is not None:
+            return self._thrown_away
         found: list[tuple[str, float]] = []
-        if self._cleared:
-            return found
         for name, parameter in self._engine.module.named_parameters():
             if parameter.requires_grad:
                 whole = parameter.grad if self._train.zero_stage == 0 else safe_get_full_grad(parameter)
                 own = float(whole.float().norm()) if whole is not None else 0.0
                 found.append((name, tensor_parallel.norm(own, cut=name in self._cut)))
         return found
+
+    def _look_before_overflow(self) -> None:
+        """Have the norms of a gradient that is not finite taken before DeepSpeed throws it away: on all ranks, for they
+        agree on it, and just before they tell its loss scaler."""
+        optimizer = self._engine.optimizer
+        update_scale = optimizer._update_scale
+
+        def look(has_overflow: bool = False) -> None:
+            if has_overflow:
+                self._thrown_away = self.gradient_norms()
+            update_scale(has_overflow)
+
+        optimizer._update_scale = look
 
     def sizes(self) -> tuple[int, int]:
         """Elements of all weights, and of those that are trained, whoever holds them."""

@@ -292,7 +292,8 @@ class Launcher:
             raise NodeLost(
                 f"rank {hung.number} said nothing for {ranks.patience:.0f} s{held}; where it stood is in {hung.log}"
             )
-        for member in ranks.ended():
+        # One that was killed before those that broke off because of it: it is the cause.
+        for member in sorted(ranks.ended(), key=lambda member: member.process.returncode >= 0):
             result = self._listen(ranks, 0)  # its last words may still be on the wire
             if result is not None:
                 return result

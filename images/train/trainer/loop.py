@@ -18,7 +18,7 @@ from refit import domains
 from refit.errors import Diverged, Preempted
 from refit.spec import Skip
 from trainer import checkpoints, device, metrics, scene
-from trainer.agreement import Agreement
+from trainer.agreement import Agreement, anybody
 from trainer.batches import Batch, Loader, Step
 from trainer.contents import Contents
 from trainer.engines import Engine
@@ -29,7 +29,10 @@ from trainer.schedule import learning_rate
 from trainer.skips import Skips
 from trainer.task import Task, Wire
 from trainer.usage import Usage
-from trainer.validation import Validator
+from trainer.validation import GivenUp, Validator
+
+LONG_SECONDS = 1.0
+"""After steps of more than so long ranks ask once more whether to stop: the next one may be longer than there is."""
 
 PACKS_TOLD = 256
 """So many of a step's packs are named when their batch is odd."""
@@ -54,6 +57,9 @@ class Loop:
         self._parts = Parts()
         self._clock = self._parts.clock
         self._usage = Usage(task, engine.sizes)
+        self._seconds = 0.0
+        self._unlooked = validator is not None and task.checkpoint is not None and checkpoints.unlooked(task.checkpoint)
+        """The look after the last step was cut short by a stop."""
         self.numbers = Numbers.now()
         """This rank's random numbers before the last step."""
         # What is tried out may not be passed over.
@@ -68,6 +74,8 @@ class Loop:
             Preempted: the launcher was told to stop; everything up to here is in a checkpoint.
         """
         record: dict[str, Any] = {}
+        if step > 0 and self._unlooked:
+            self._look_again(step, until)
         with self._appending() as append:
             while step < until and not (self._validator and self._validator.is_enough):
                 record = self.step(step)
@@ -84,6 +92,15 @@ class Loop:
                 else:
                     self._saver.after(step, self._of_checkpoint, must=is_best)
         return record
+
+    def _look_again(self, step: int, until: int) -> None:
+        """Look where a stop cut the look after this step short, so that what it decides is decided as without it."""
+        record = metrics.read(self._task.folder)[-1] if self._rank == 0 else {}
+        self._look(step, until, record)
+        if self._rank == 0 and not self._unlooked:
+            metrics.amend(self._task.folder, record)
+        if self._unlooked:
+            raise Preempted(self._farewell(step))
 
     def _appending(self) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
         return metrics.appending(self._task.folder) if self._rank == 0 else nullcontext(lambda record: None)
@@ -102,12 +119,14 @@ class Loop:
                 losses += loss.detach()
                 if last:  # looked at once: the host waits for the device then
                     agreement = self._agree(number, float(losses))
+            self._wire.beat()  # who waits for another on the way back has come further than that one
             with self._clock("backward"):
                 self._engine.backward(loss, step.weight, last=last)
             self._wire.beat()
         with self._clock("wait"):
             agreed = agreement.heard()
-        self._stop = agreed.stop
+            # A stop may have come on the way back: where steps are long that is asked too, which costs them nothing.
+            self._stop = agreed.stop or (agreed.seconds > LONG_SECONDS and anybody(self._stopping() > 0))
         self._saver.heard(agreed.saving)
         rate, norm = learning_rate(self._task.train, number), math.nan
         why = None if agreed.finite else "the loss is not finite"
@@ -124,7 +143,8 @@ class Loop:
             **({} if why is None else self._pass_over(number, step, agreed.nll, why)),
             **self._timed(began), **self._saver.told(),
         }  # fmt: skip
-        record |= self._usage.of(step.tokens, record["seconds"])
+        self._seconds = record["seconds"]
+        record |= self._usage.of(step.tokens, self._seconds)
         return record
 
     def _timed(self, began: float) -> dict[str, float]:
@@ -174,10 +194,14 @@ class Loop:
         self._wire.beat()
         try:
             with self._clock("validation"):
-                look = self._validator.look(step)
+                look = self._validator.look(step, to_the_end=step == until)  # the last one says what is published
+        except GivenUp:
+            self._stop = self._unlooked = True
+            return False
         except Diverged:
             self._saver.finish(strict=False)
             raise
+        self._unlooked = False
         record["validation_loss"] = look.loss
         if look.domains:
             record["validation_losses"] = look.domains
@@ -192,6 +216,7 @@ class Loop:
         """What a checkpoint's manifest tells beside what every one does."""
         best = self._validator.best if self._validator else None
         facts: dict[str, Any] = {"dtype": self._task.dtype, "best": best.as_dict() if best else None}
+        facts |= {"unlooked": True} if self._unlooked else {}
         return facts | ({"skipped": list(self._skips.steps)} if self._skips.steps else {})
 
     def _farewell(self, step: int) -> str:
@@ -205,8 +230,8 @@ class Loop:
 
     def _agree(self, number: int, nll: float) -> Agreement:
         return Agreement(
-            number, nll, counts=self._counts, stop=self._stopping() > 0, saving=self._saver.votes(),
-            told=self._engine.told(),
+            number, nll, counts=self._counts, stop=self._stopping() > 0, seconds=self._seconds,
+            saving=self._saver.votes(), told=self._engine.told(),
         )  # fmt: skip
 
     def _facts(self, number: int, step: Step, nll: float, why: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

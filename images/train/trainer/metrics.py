@@ -43,6 +43,12 @@ def rewind(folder: Path, step: int) -> None:
     files.write(folder / METRICS, b"".join(json.dumps(record).encode() + b"\n" for record in kept))
 
 
+def amend(folder: Path, record: dict[str, Any]) -> None:
+    """Put a record in the place of the last one, which is of the same step."""
+    before, last = (folder / METRICS).read_bytes().splitlines(keepends=True)[:-1], json.dumps(record).encode() + b"\n"
+    files.write(folder / METRICS, b"".join([*before, last]))
+
+
 def upload(folder: Path, output: str) -> None:
     """Where the output is not this folder itself, put a copy there: with each checkpoint, so that a resume has it."""
     store = store_for(output)

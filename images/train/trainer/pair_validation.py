@@ -24,7 +24,7 @@ class PairValidator(Validator):
     def _look(self) -> Look:
         names = self._domains.names if self._domains else ()
         total = torch.zeros((1 + len(names), 2 + len(MEASURES)), dtype=torch.float64)  # count, loss, measures
-        for packs, is_own in self._share():
+        for packs, is_own in self._turns():
             segments = self._split.segments[packs]
             reference = self._reference.of(packs) if self._reference else None
             batch = to_pairs(self._split.tokens[packs], segments, self._split.mask[packs], reference)

@@ -6,6 +6,7 @@ port, no elastic agent, no session of their own that a kill could miss.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import selectors
@@ -89,7 +90,8 @@ class Ranks:
 
     def _start(self, number: int, document: Path, log: Path, output: IO[bytes]) -> None:
         listen, speak = os.pipe()
-        fcntl.fcntl(speak, fcntl.F_SETPIPE_SZ, WIRE_BYTES)
+        with contextlib.suppress(OSError):  # a user's pipes have a limit together; a small one does too
+            fcntl.fcntl(speak, fcntl.F_SETPIPE_SZ, WIRE_BYTES)
         process = subprocess.Popen(
             [sys.executable, "-m", "trainer.rank", str(document)], env=environment(self._task, number, speak),
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(speak,), cwd=self._task.folder,

@@ -9,7 +9,7 @@ What it does not do: decide whether a model is good enough (the exam and the gat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from refit.errors import Diverged
 from refit.packed import Packed
 from refit.spec import Validation
 from trainer import device
+from trainer.agreement import anybody
 from trainer.batches import to_batch
 from trainer.engines import Engine
 from trainer.tensor_parallel import share
@@ -56,15 +57,21 @@ class Look:
     measures: dict[str, float] = field(default_factory=dict)
 
 
+class GivenUp(Exception):
+    """A look was not finished, for a rank was told to stop."""
+
+
 class Validator:
     """Looks at the validation split now and then; all ranks look together, and all see the same."""
 
     def __init__(
         self, engine: Engine, split: Packed, domains: Domains | None, settings: Validation, *, micro_batch: int,
         best: Best | None, beat: Callable[[], None] = lambda: None, group: int = 1,
+        stopping: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
         self._engine, self._split, self._domains, self._settings = engine, split, domains, settings
         self._micro_batch, self._beat, self._group = micro_batch, beat, group
+        self._stopping, self._to_the_end = stopping, True
         self.best = best
         self._former: list[Best] = []  # the lowest before the lowest, oldest first
 
@@ -79,12 +86,14 @@ class Validator:
         patience = self._settings.patience
         return patience is not None and self.best is not None and self.best.since >= patience
 
-    def look(self, step: int) -> Look:
+    def look(self, step: int, *, to_the_end: bool = True) -> Look:
         """The loss after `step` finished steps.
 
         Raises:
             Diverged: it is not finite.
+            GivenUp: a rank was told to stop, and it need not be `to_the_end`: a look may take longer than there is.
         """
+        self._to_the_end = to_the_end
         found = self._look()
         loss = found.loss
         if not math.isfinite(loss):
@@ -105,7 +114,7 @@ class Validator:
     def _look(self) -> Look:
         names = self._domains.names if self._domains else ()
         total = torch.zeros((1 + len(names), 2), dtype=torch.float64)
-        for packs, is_own in self._share():
+        for packs, is_own in self._turns():
             segments = self._split.segments[packs]
             batch = to_batch(self._split.tokens[packs], segments, self._split.mask[packs])
             here = device.put(batch)
@@ -121,6 +130,13 @@ class Validator:
         means = (total[:, 0] / total[:, 1]).tolist()
         known = [name for name, count in zip(names, total[1:, 1].tolist(), strict=True) if count]
         return Look(means[0], {name: means[1 + names.index(name)] for name in known})
+
+    def _turns(self) -> Iterator[tuple[NDArray[np.int64], bool]]:
+        """This rank's share; before each batch all ranks hear whether any of them is to stop."""
+        for each in self._share():
+            if not self._to_the_end and anybody(self._stopping() > 0):
+                raise GivenUp
+            yield each
 
     def _share(self) -> list[tuple[NDArray[np.int64], bool]]:
         """This rank's batches of packs, which are those of its tensor-parallel group. All ranks have as many, since

@@ -66,7 +66,7 @@ def _train(task: Task, loader: Loader, wire: Wire, stopping: Stopping) -> dict[s
     with alive.while_working(wire):
         engine = _engine(task, loader)
         _go_on(engine, task)
-    validator = _validator(engine, task, loader, wire)
+    validator = _validator(engine, task, loader, wire, stopping)
     loop = Loop(engine, loader, task, wire, stopping, validator)
     wire.send("ready", step=task.step)
     loop.run(task.step, task.train.max_steps)
@@ -89,7 +89,9 @@ def _publish(engine: Engine, task: Task, loader: Loader, wire: Wire, validator: 
     return {**export(engine, task, loader), "best": best.as_dict() if best else None}
 
 
-def _validator(engine: Engine, task: Task, loader: Loader, wire: Wire) -> Validator | None:
+def _validator(
+    engine: Engine, task: Task, loader: Loader, wire: Wire, stopping: Stopping = lambda: 0.0
+) -> Validator | None:  # fmt: skip
     """Who looks at the validation split, knowing what was the best before a resume."""
     settings = task.train.validation
     if settings.every_steps is None:
@@ -100,6 +102,7 @@ def _validator(engine: Engine, task: Task, loader: Loader, wire: Wire) -> Valida
     return watcher(  # type: ignore[no-any-return]
         engine, split, domains.read(task.dataset, "validation"), settings, micro_batch=task.train.micro_batch,
         best=Best(**best) if best else None, beat=wire.beat, group=task.train.tensor_parallel,
+        stopping=stopping,
     )  # fmt: skip
 
 
