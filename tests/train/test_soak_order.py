@@ -76,6 +76,20 @@ def test_the_tokens_of_two_packs_name_them() -> None:
     assert len(PAIRS) == PACKS * (PACKS + 1) // 2
 
 
+def test_a_resume_at_an_epochs_very_end_and_one_in_the_second_go_on_there(lengths: House) -> None:
+    """The second epoch is not skipped, nor taken for the first (transformers#25136, open_lm#154)."""
+    name, more = "epochs-end", ("train.accumulation=1", "train.max_steps=24", "train.checkpoint.keep_last=24")
+    lengths.train(name, sets=(*SETS, *more))
+    straight = lengths.losses(name)
+    taken = [record["tokens"] for record in lengths.metrics(name)]
+    assert sorted(taken[:PACKS]) == LENGTHS, "the first epoch ends with a step"
+    for step in (PACKS, PACKS + 2):
+        lengths.back_to(name, step)
+        assert lengths.train(name, sets=(*SETS, *more))["resumed_from"] == step
+        assert lengths.losses(name) == straight
+        assert [record["tokens"] for record in lengths.metrics(name)] == taken
+
+
 def test_every_sample_is_learnt_from_exactly_once_an_epoch_whatever_is_killed(lengths: House) -> None:
     """transformers#25136 and #39560, open_lm#154, pytorch/data#1520: epochs skipped, repeated, or their tails."""
     kills = 3 * EPOCHS if campaign.COUNT is not None else 2

@@ -73,6 +73,19 @@ def test_a_training_with_looks_takes_the_same_steps(house: House, trained: dict)
     assert min(last["validation_losses"].values()) < seen[12] < max(last["validation_losses"].values())
 
 
+@pytest.mark.integration
+def test_a_look_takes_no_random_number_of_the_training(house: House) -> None:
+    """With dropout each step draws some; a look that drew any, or left the model without dropout, would move them."""
+    sets = ("train.method=lora", "train.lora.dropout=0.1", "train.max_steps=6", "train.checkpoint.every_steps=6")
+    house.train("dropped-alone", sets=sets)
+    house.train("dropped-watched", sets=(*sets, "train.validation.every_steps=2"))
+    assert house.losses("dropped-watched") == house.losses("dropped-alone")
+    numbers = [
+        house.root / name / "checkpoints/step-6/rng-rank-0.json" for name in ("dropped-alone", "dropped-watched")
+    ]
+    assert numbers[0].read_bytes() == numbers[1].read_bytes()
+
+
 def by_intent(house: House, model: str) -> dict[str, float]:
     """The mean loss of the tickets of each intent, one at a time, without packs."""
     base, folder = (store_for(uri).local(uri) for uri in (house.base, model))
