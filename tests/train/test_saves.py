@@ -259,6 +259,19 @@ def test_who_was_taken_over_meanwhile_commits_nothing(solo: None, house: House) 
     assert (training.steps(), training.drafts()) == ([], [])
 
 
+def test_the_weights_that_zero_3_shares_out_are_whole_where_they_are_exported(solo: None, house: House) -> None:
+    """Adapters of so large a rank that they are shared out: small parameters DeepSpeed keeps whole."""
+    sets = ("train.method=lora", "train.lora.rank=1024", "train.zero_stage=3")
+    training = Training(house, "saves-whole", *sets)
+    module = training.engine._engine.module
+    assert [name for name, weight in module.named_parameters() if weight.numel() == 0], "some are apart"
+    with training.engine.whole() as objective:
+        adapter = {name: weight for name, weight in objective.named_parameters() if weight.requires_grad}
+        assert all(weight.ndim == 2 and weight.numel() > 0 for weight in adapter.values())
+        assert all(weight.abs().max() > 0 for name, weight in adapter.items() if "lora_A" in name)
+    training.engine.close()
+
+
 def test_a_step_that_is_not_finite_is_never_saved_and_evicts_nothing(solo: None, house: House) -> None:
     """NaN checkpoints that push the last good one out (diffusion-pipe#159 and others)."""
     training = Training(house, "saves-nan", "train.checkpoint.every_steps=1", "train.checkpoint.keep_last=1")
