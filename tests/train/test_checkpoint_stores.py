@@ -23,9 +23,10 @@ from refit.pipeline import load
 from refit.store import cache_folder, join, store_for, unheard
 from refit.store_s3 import S3Store
 from tests.proxy import breaking
-from trainer import checkpoints, writer
+from trainer import checkpoints, metrics, writer
 from trainer.inputs import Inputs, _stage
 from trainer.launcher import Launcher
+from trainer.metrics import METRICS
 
 TRAINING = "f" * 32
 
@@ -218,6 +219,19 @@ def test_a_launcher_holds_the_checkpoint_of_its_launch_and_no_other(output: str,
         copies.append(store_for(output).local(checkpoints.address(output, step)))
     fetched.make_room(1 << 60)
     assert [copy.exists() for copy in copies] == [False, False, True]
+
+
+def test_a_launch_reads_no_more_of_a_long_training_than_its_last_steps(tmp_path: Path) -> None:
+    mine, out = launcher(tmp_path), tmp_path / "out"
+    save(out.as_uri(), 200)
+    store_for(out.as_uri()).write(join(out.as_uri(), writer.TOKEN), b'{"token": "ours"}')
+    past = b"\xff not to be read\n" * 10_000
+    (out / METRICS).write_bytes(past)
+    for step in range(101, 301):
+        metrics.append(out, {"step": step, "loss": 2.0, "grad_norm": 1.0})
+    assert mine._task().step == 200
+    assert mine.last["step"] == 200
+    assert (out / METRICS).read_bytes().startswith(past)
 
 
 def test_who_only_judges_checkpoints_holds_none(output: str) -> None:
