@@ -234,6 +234,43 @@ def test_a_launch_reads_no_more_of_a_long_training_than_its_last_steps(tmp_path:
     assert (out / METRICS).read_bytes().startswith(past)
 
 
+def work(machine: Launcher, until: int) -> int:
+    """Have a machine go on with a training, and save its last step; the step that it went on from."""
+    output, folder = machine._run.job.output, machine._run.folder
+    begun = machine._task().step
+    for step in range(begun + 1, until + 1):
+        metrics.append(folder, {"step": step, "loss": 2.0, "grad_norm": 1.0})
+    save(output, until)
+    machine._upload_metrics()
+    return begun
+
+
+def test_a_machine_that_comes_back_to_a_training_knows_the_steps_that_another_one_took(
+    output: str, tmp_path: Path
+) -> None:
+    """Its own file of before was kept, with a hole in it, and uploaded over the whole one."""
+    first, second = (launcher(tmp_path / name, output) for name in ("first", "second"))
+    store_for(output).write(join(output, writer.TOKEN), b'{"token": "ours"}')
+    assert [work(first, 10), work(second, 20), work(first, 30)] == [0, 10, 20]
+    told = [record["step"] for record in metrics.read(first._run.folder)]
+    assert told == list(range(1, 31))
+    assert [record["step"] for record in metrics.Tail(output).read()] == told
+
+
+def test_a_machine_that_knows_the_steps_itself_asks_for_none_and_keeps_what_did_not_go_up(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = launcher(tmp_path, output)
+    store_for(output).write(join(output, writer.TOKEN), b'{"token": "ours"}')
+    work(mine, 10)
+    with monkeypatch.context() as away:
+        refusing(away, METRICS)
+        assert work(mine, 20) == 10
+    (mine._run.folder / METRICS).write_bytes((mine._run.folder / METRICS).read_bytes()[:-5])  # 19, and a torn line
+    assert mine._task().step == 20
+    assert [record["step"] for record in metrics.read(mine._run.folder)] == list(range(1, 20))
+
+
 def test_who_only_judges_checkpoints_holds_none(output: str) -> None:
     for step in (10, 20, 30, 40):
         save(output, step)

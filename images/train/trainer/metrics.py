@@ -6,6 +6,7 @@ steps to it until its next save, where it sees that the output is another's.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -96,11 +97,16 @@ def upload(folder: Path, output: str) -> None:
         store.write(join(output, METRICS), (folder / METRICS).read_bytes())
 
 
-def download(folder: Path, output: str) -> None:
-    """On a machine that has not worked on this output yet, get what an earlier one uploaded."""
-    store = store_for(output)
-    if not (folder / METRICS).is_file() and store.exists(join(output, METRICS)):
-        files.write(folder / METRICS, store.read(join(output, METRICS)))
+def download(folder: Path, output: str, step: int) -> None:
+    """Get what other machines have uploaded, where this one knows less than the steps up to `step` by itself."""
+    store, uri = store_for(output), join(output, METRICS)
+    here = next((record["step"] for record in last(folder, 1)), 0)
+    if isinstance(store, FileStore) or here >= step or not store.exists(uri):
+        return
+    data = store.read(uri)
+    there = next((record["step"] for record, _ in _backwards(io.BytesIO(data))), 0)
+    if there > here:  # else our own last upload has failed
+        files.write(folder / METRICS, data)
 
 
 class Tail:
