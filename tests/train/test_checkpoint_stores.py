@@ -271,6 +271,28 @@ def test_a_machine_that_knows_the_steps_itself_asks_for_none_and_keeps_what_did_
     assert [record["step"] for record in metrics.read(mine._run.folder)] == list(range(1, 20))
 
 
+def test_job_json_says_what_is_trained_once_the_checkpoints_there_are_known_to_be_of_it(tmp_path: Path) -> None:
+    mine, out = launcher(tmp_path), (tmp_path / "out").as_uri()
+    save(out, 10)
+    store_for(out).write(join(out, writer.TOKEN), b'{"token": "ours"}')
+    ours, mine._inputs = mine._inputs, replace(mine._inputs, fingerprint="0" * 32)
+    with pytest.raises(BadInput, match="an output folder of its own"):
+        mine._task()
+    assert not store_for(out).exists(mine._run.job.uri)
+    mine._inputs = ours
+    mine._task()
+    assert Job.load(join(out, "job.json")) == mine._run.job
+
+
+def test_a_job_json_that_was_given_is_let_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attempt's may lie there by now."""
+    mine, out = launcher(tmp_path), (tmp_path / "out").as_uri()
+    monkeypatch.setenv("REFIT_JOB", mine._run.job.model_copy(update={"attempt": 2}).save())
+    store_for(out).write(join(out, writer.TOKEN), b'{"token": "ours"}')
+    mine._task()
+    assert Job.load(join(out, "job.json")).attempt == 2
+
+
 def test_who_only_judges_checkpoints_holds_none(output: str) -> None:
     for step in (10, 20, 30, 40):
         save(output, step)

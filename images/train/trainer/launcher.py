@@ -197,6 +197,7 @@ class Launcher:
         found = self._gone_on_from = self._found(output)
         self.resumed_from = found.step if found else None
         self._look_at_warm_start(found)
+        writer.sign(self._run.job)
         metrics.download(self._run.folder, output, found.step if found else 0)
         metrics.rewind(self._run.folder, found.step if found else 0)
         done = metrics.last(self._run.folder, HISTORY_STEPS)
