@@ -23,9 +23,10 @@ from refit.pipeline import load
 from refit.store import cache_folder, join, store_for, unheard
 from refit.store_s3 import S3Store
 from tests.proxy import breaking
-from trainer import checkpoints, writer
+from trainer import checkpoints, metrics, writer
 from trainer.inputs import Inputs, _stage
 from trainer.launcher import Launcher
+from trainer.metrics import METRICS
 
 TRAINING = "f" * 32
 
@@ -218,6 +219,78 @@ def test_a_launcher_holds_the_checkpoint_of_its_launch_and_no_other(output: str,
         copies.append(store_for(output).local(checkpoints.address(output, step)))
     fetched.make_room(1 << 60)
     assert [copy.exists() for copy in copies] == [False, False, True]
+
+
+def test_a_launch_reads_no_more_of_a_long_training_than_its_last_steps(tmp_path: Path) -> None:
+    mine, out = launcher(tmp_path), tmp_path / "out"
+    save(out.as_uri(), 200)
+    store_for(out.as_uri()).write(join(out.as_uri(), writer.TOKEN), b'{"token": "ours"}')
+    past = b"\xff not to be read\n" * 10_000
+    (out / METRICS).write_bytes(past)
+    for step in range(101, 301):
+        metrics.append(out, {"step": step, "loss": 2.0, "grad_norm": 1.0})
+    assert mine._task().step == 200
+    assert mine.last["step"] == 200
+    assert (out / METRICS).read_bytes().startswith(past)
+
+
+def work(machine: Launcher, until: int) -> int:
+    """Have a machine go on with a training, and save its last step; the step that it went on from."""
+    output, folder = machine._run.job.output, machine._run.folder
+    begun = machine._task().step
+    for step in range(begun + 1, until + 1):
+        metrics.append(folder, {"step": step, "loss": 2.0, "grad_norm": 1.0})
+    save(output, until)
+    machine._upload_metrics()
+    return begun
+
+
+def test_a_machine_that_comes_back_to_a_training_knows_the_steps_that_another_one_took(
+    output: str, tmp_path: Path
+) -> None:
+    """Its own file of before was kept, with a hole in it, and uploaded over the whole one."""
+    first, second = (launcher(tmp_path / name, output) for name in ("first", "second"))
+    store_for(output).write(join(output, writer.TOKEN), b'{"token": "ours"}')
+    assert [work(first, 10), work(second, 20), work(first, 30)] == [0, 10, 20]
+    told = [record["step"] for record in metrics.read(first._run.folder)]
+    assert told == list(range(1, 31))
+    assert [record["step"] for record in metrics.Tail(output).read()] == told
+
+
+def test_a_machine_that_knows_the_steps_itself_asks_for_none_and_keeps_what_did_not_go_up(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = launcher(tmp_path, output)
+    store_for(output).write(join(output, writer.TOKEN), b'{"token": "ours"}')
+    work(mine, 10)
+    with monkeypatch.context() as away:
+        refusing(away, METRICS)
+        assert work(mine, 20) == 10
+    (mine._run.folder / METRICS).write_bytes((mine._run.folder / METRICS).read_bytes()[:-5])  # 19, and a torn line
+    assert mine._task().step == 20
+    assert [record["step"] for record in metrics.read(mine._run.folder)] == list(range(1, 20))
+
+
+def test_job_json_says_what_is_trained_once_the_checkpoints_there_are_known_to_be_of_it(tmp_path: Path) -> None:
+    mine, out = launcher(tmp_path), (tmp_path / "out").as_uri()
+    save(out, 10)
+    store_for(out).write(join(out, writer.TOKEN), b'{"token": "ours"}')
+    ours, mine._inputs = mine._inputs, replace(mine._inputs, fingerprint="0" * 32)
+    with pytest.raises(BadInput, match="an output folder of its own"):
+        mine._task()
+    assert not store_for(out).exists(mine._run.job.uri)
+    mine._inputs = ours
+    mine._task()
+    assert Job.load(join(out, "job.json")) == mine._run.job
+
+
+def test_a_job_json_that_was_given_is_let_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attempt's may lie there by now."""
+    mine, out = launcher(tmp_path), (tmp_path / "out").as_uri()
+    monkeypatch.setenv("REFIT_JOB", mine._run.job.model_copy(update={"attempt": 2}).save())
+    store_for(out).write(join(out, writer.TOKEN), b'{"token": "ours"}')
+    mine._task()
+    assert Job.load(join(out, "job.json")).attempt == 2
 
 
 def test_who_only_judges_checkpoints_holds_none(output: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from refit.job import Job
 from refit.pipeline import load as load_spec
 from refit.store import store_for
+from trainer import cli, writer
 from trainer.bases import import_folder
 from trainer.batches import to_batch
 from trainer.objective import Objective, load
@@ -68,6 +70,26 @@ def test_the_output_of_another_training_is_refused(house: House, trained: dict) 
     code, answer, _ = house.run("run", "--output", house.uri("alone"), sets=("train.learning_rate=0.001",))
     assert code == 10
     assert "an output folder of its own" in answer["message"]
+
+
+@pytest.mark.parametrize(("held", "exit_code"), [(False, 10), (True, 30)], ids=["of another", "held"])
+def test_a_run_that_is_refused_leaves_job_json_as_it_was(
+    house: House, trained: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held: bool, exit_code: int
+) -> None:
+    """`trainer export` and `trainer replay` took what lay there by another recipe from then on."""
+    output = tmp_path / "unfinished"
+    shutil.copytree(house.root / "alone", output)
+    (output / "manifest.json").unlink()
+    if held:  # by one that has saved nothing yet
+        shutil.rmtree(output / "checkpoints")
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    argv = house.argv("run", "--output", output.as_uri(), sets=("train.learning_rate=0.001",))[3:]
+    monkeypatch.setattr(writer, "WAIT_SECONDS", 0.0)
+    with writer.sole(output, output.as_uri()) if held else nullcontext():
+        assert cli.main(argv) == exit_code
+    after = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    assert after[output / "job.json"] == before[output / "job.json"]
+    assert held or after == before
 
 
 def test_training_is_the_same_again(house: House, trained: dict) -> None:

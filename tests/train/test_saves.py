@@ -391,6 +391,17 @@ def test_where_all_checkpoints_are_damaged_the_copy_on_another_store_is_gone_on_
     assert [one.step for one in checkpoints.committed(own)] == [2]
 
 
+@pytest.mark.parametrize("mode", ["smoke", "trial"])
+def test_what_is_only_tried_leaves_no_copy_of_its_checkpoint(solo: None, house: House, mode: str) -> None:
+    copies = house.root / f"saves-{mode}-copies"
+    training = Training(house, f"saves-{mode}", f"train.checkpoint.copy_to={copies.as_uri()}")
+    training.saver._task = training.task.model_copy(update={"mode": mode})
+    training.loop.step(0)
+    training.loop.save(1)
+    assert training.steps() == [1]
+    assert not copies.exists()
+
+
 def test_a_copy_that_fails_is_told_and_the_checkpoint_stands(solo: None, house: House) -> None:
     (house.root / "saves-no-folder").write_text("a file")
     to = house.uri("saves-no-folder")

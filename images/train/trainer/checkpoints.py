@@ -86,16 +86,25 @@ def newest(output: str, fingerprint: str, *, after: int = -1, heard: Heard = unh
     for checkpoint in committed(output):
         if checkpoint.step <= after:
             return None
-        if checkpoint.manifest.fingerprint != fingerprint:
-            raise BadInput(
-                f"{checkpoint.uri}: of training {checkpoint.manifest.fingerprint}, this one is {fingerprint}. Data, "
-                "base model or recipe differ: give it an output folder of its own."
-            )
+        refuse_another(checkpoint, fingerprint)
         wrong = faults(checkpoint.uri, checkpoint.manifest, heard)
         if not wrong:
             return checkpoint
         log.event("checkpoint_damaged", checkpoint=checkpoint.uri, why="; ".join(wrong[:3]), then="the one before it")
     return None
+
+
+def refuse_another(checkpoint: Checkpoint, fingerprint: str) -> None:
+    """Let nobody go on from a checkpoint of another training.
+
+    Raises:
+        BadInput: it is one.
+    """
+    if checkpoint.manifest.fingerprint != fingerprint:
+        raise BadInput(
+            f"{checkpoint.uri}: of training {checkpoint.manifest.fingerprint}, this one is {fingerprint}. Data, "
+            "base model or recipe differ: give it an output folder of its own."
+        )
 
 
 def found(output: str, copies: str | None, fingerprint: str, heard: Heard = unheard) -> Checkpoint | None:

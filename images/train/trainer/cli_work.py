@@ -12,7 +12,7 @@ from refit.fingerprint import layout
 from refit.job import EVENTS, Job, read_events
 from refit.spec import Pipeline
 from refit.store import join, store_for
-from trainer import tried
+from trainer import checkpoints, tried
 from trainer.inputs import folder_of, name_of
 
 NO_PLACE = "no place for the output: give --output URI or --store URI, or set REFIT_STORE."
@@ -40,7 +40,10 @@ def spec_of(arguments: argparse.Namespace) -> Pipeline:
 
 
 def job_of(kind: str, arguments: argparse.Namespace, folder: str) -> Job:
-    """The job of a subcommand; `folder` says where below the store its output lies unless one is given."""
+    """The job of a subcommand; `folder` says where below the store its output lies unless one is given.
+
+    Nothing is written: job.json is its handler's, once the output is known to be this job's.
+    """
     spec = spec_of(arguments)
     dataset = uri(folder_of(arguments.data))
     fingerprint = name_of(spec.train, dataset, spec.train.base)
@@ -62,6 +65,9 @@ def job_of(kind: str, arguments: argparse.Namespace, folder: str) -> Job:
             f"{output}: holds the {done.kind} {done.fingerprint}, this would be the {kind} {fingerprint}. Data, base "
             "model or recipe differ: give it an output folder of its own."
         )
+    there = next(checkpoints.committed(output), None)
+    if kind == "train" and there is not None:  # before anything is written: the launcher asks it again
+        checkpoints.refuse_another(there, fingerprint)
     return _built(kind, spec, store=store, output=output, dataset=dataset)
 
 
@@ -71,12 +77,9 @@ def _built(kind: str, spec: Pipeline, *, store: str, output: str, dataset: str) 
     if before.exists(join(output, EVENTS)):
         events = read_events(before.read(join(output, EVENTS)).decode(errors="replace"))
         attempt += max((int(record.get("attempt", 0)) for record in events), default=0)
-    made = Job.build(
+    return Job.build(
         kind, spec, store=store, output=output, inputs={"dataset": dataset, "base": spec.train.base}, attempt=attempt
     )
-    if before.manifest(output) is None:
-        made.save()
-    return made
 
 
 def quiet() -> None:

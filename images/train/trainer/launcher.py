@@ -39,7 +39,7 @@ from trainer.ranks import Ranks
 from trainer.scene import Scene
 from trainer.silence import Silence
 from trainer.task import Mode, Task
-from trainer.watch import Watch
+from trainer.watch import HISTORY_STEPS, Watch
 
 POLL_SECONDS = 0.2
 LAST_WORDS_SECONDS = 5.0
@@ -197,9 +197,10 @@ class Launcher:
         found = self._gone_on_from = self._found(output)
         self.resumed_from = found.step if found else None
         self._look_at_warm_start(found)
-        metrics.download(self._run.folder, output)
+        writer.sign(self._run.job)
+        metrics.download(self._run.folder, output, found.step if found else 0)
         metrics.rewind(self._run.folder, found.step if found else 0)
-        done = metrics.read(self._run.folder)
+        done = metrics.last(self._run.folder, HISTORY_STEPS)
         self.last = next(reversed(done), {})
         self._watch = Watch(self._run.event, ranks=self._train.ranks, zero_stage=self._train.zero_stage, history=done)
         return Task(

@@ -225,7 +225,8 @@ class Saver:
                 checkpoints.retain(output, settings.keep_last, flight.keep, written=flight.step)
         except (OSError, StoreUnavailable) as error:  # the checkpoint is there, and that is what counts
             log.event("retention_failed", output=output, why=str(error))
-        if flight.kind == KIND and settings.copy_to is not None:
+        # What is only tried is thrown away, and nobody would throw its copies away.
+        if flight.kind == KIND and settings.copy_to is not None and self._task.mode == "train":
             self._copy(flight, draft, settings.copy_to)
 
     def _copy(self, flight: Flight, draft: Draft, to: str) -> None:

@@ -33,6 +33,7 @@ def plan(run: JobRun) -> Manifest:
     measured = tried.known(tried.SMOKE, run.job, inputs.fingerprint)
     made = planning.make(run.spec.train, inputs.base, Packs.of(inputs.dataset, run.spec.train), smoke=measured)
     planning.show(made)
+    writer.sign(run.job)
     store_for(run.job.output).write(join(run.job.output, PLAN), json.dumps(made, indent=1).encode())
     return _manifest("plan", inputs, facts=made)
 

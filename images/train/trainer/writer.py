@@ -23,6 +23,7 @@ from pathlib import Path
 
 from refit import proc
 from refit.errors import Occupied
+from refit.job import Job
 from refit.store import join, store_for
 
 LOCK, TOKEN = ".lock", "writer.json"
@@ -63,6 +64,15 @@ def holds(output: str, token: str) -> bool:
     except FileNotFoundError:
         return False
     return bool(found["token"] == token)
+
+
+def sign(job: Job) -> None:
+    """Have job.json say what is made in an output, for who exports or replays it: to be called once that is ours.
+
+    The one that REFIT_JOB names lies there, and whoever submitted it may have written the next attempt's by now.
+    """
+    if os.environ.get("REFIT_JOB") != job.uri:
+        job.save()
 
 
 def _lock(descriptor: int, output: str) -> None:
