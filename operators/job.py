@@ -19,6 +19,7 @@ from refit.errors import BadInput
 from refit.job import Job
 from refit.manifest import MANIFEST, Manifest
 from refit.spec import Pipeline
+from refit.states import State
 from refit.store import join, store_for
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class JobOperator(KubernetesPodOperator):
         if event["status"] != "done":
             error = restore(event)
             projection.project(job, context["run_id"])
-            projection.mark(job, "retrying" if error.retry else "failed", str(error))
+            projection.mark(job, State.RETRYING if error.retry else State.FAILED, str(error))
             raise error
         return self.finish(job, committed(job.output), context)
 

@@ -10,11 +10,15 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from refit import states
+from refit.errors import RefitError
 from refit.job import EVENTS, UNTOLD, Job, read_events
 from refit.sql import query
+from refit.states import State
 from refit.store import join, store_for
 
 if TYPE_CHECKING:
@@ -44,11 +48,21 @@ def project(job: Job, run_id: str | None = None) -> bool:
     return _quietly(lambda database: _project(database, job, run_id))
 
 
-def mark(job: Job, state: str, reason: str) -> bool:
-    """Write down what a job could not say itself, because it was killed."""
-    return _quietly(
-        lambda database: database.execute(query("mark_job"), {"id": job.id, "state": state, "reason": reason})
-    )
+def mark(job: Job, state: State, reason: str) -> bool:
+    """Write down what a job could not say itself, because it was killed.
+
+    What it did say comes first. A job that cannot become that stays as it is: it has said better. One that is
+    stopped before it ran has failed, for there is nothing to go on with.
+    """
+
+    def write(database: psycopg.Connection[tuple[Any, ...]]) -> None:
+        with suppress(RefitError, OSError):  # the store may be what is away
+            _project(database, job, None)
+        _mark(database, job, state, reason)
+        if state is State.SUSPENDED:
+            _mark(database, job, State.FAILED, reason, only=_BEFORE_IT_RUNS)
+
+    return _quietly(write)
 
 
 def evaluation(**row: Any) -> bool:
@@ -121,6 +135,21 @@ def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: st
             query("project_commit"),
             {"job": job.id, "devices": devices, "at": manifest.created, "reason": UNTOLD},
         )  # fmt: skip
+
+
+_BEFORE_IT_RUNS = frozenset({State.PENDING, State.SCHEDULED})
+
+
+def _mark(
+    database: psycopg.Connection[tuple[Any, ...]], job: Job, state: State, reason: str,
+    *, only: frozenset[State] = frozenset(State), at: datetime | None = None,
+) -> None:  # fmt: skip
+    """Have a job that stands in one of the states `only` become `state`, if `refit.states` draws that."""
+    database.execute(
+        query("mark_job"),
+        {"id": job.id, "state": state, "reason": reason, "attempt": job.attempt, "at": at or datetime.now(UTC),
+         "before": sorted(states.before(state) & only)},
+    )  # fmt: skip
 
 
 def host_of(event: Mapping[str, Any]) -> str | None:

@@ -26,6 +26,7 @@ from operators.errors import Hung, NodeSlow, TimedOut, describe
 from refit.errors import Infrastructure, NodeLost, RefitError, ServerUnavailable
 from refit.job import EVENTS, Job, read_events
 from refit.progress import Teller, duration, status_of
+from refit.states import State
 from refit.store import join, store_for
 
 PATIENCE = 300.0
@@ -171,7 +172,7 @@ class JobTrigger(Watch):
     def _stop(self) -> None:
         job = self._document or Job.load(self.job)
         backends.named(self.backend).stop(job.output, grace=pods.grace(job))
-        projection.mark(job, "suspended", "stopped")
+        projection.mark(job, State.SUSPENDED, "stopped")
 
     def _last_sign(self, status: dict[str, Any] | None) -> float:
         return max(self.since, float((status or {}).get("heartbeat") or 0))
@@ -179,7 +180,7 @@ class JobTrigger(Watch):
     def _hung(self, job: Job, silent: float) -> dict[str, Any]:
         backends.named(self.backend).stop(job.output, grace=pods.grace(job))
         why = f"no sign of life for {duration(silent)}; stopped, to be started again from its last checkpoint"
-        projection.mark(job, "retrying", why)
+        projection.mark(job, State.RETRYING, why)
         return failed(Hung(f"{job.id}: {why}"))
 
     def _carry_lines(self, output: str) -> None:
@@ -211,7 +212,7 @@ class JobTrigger(Watch):
         if node is None or not should_leave:  # it would come back to where it is, or has
             return None
         backend.stop(job.output, grace=pods.grace(job))
-        projection.mark(job, "retrying", why)
+        projection.mark(job, State.RETRYING, why)
         return failed(NodeSlow(f"{job.id}: node {node}: {why}; it is avoided from now on, the job goes on elsewhere"))
 
 

@@ -11,21 +11,21 @@ ON CONFLICT (id) DO UPDATE SET run_id = coalesce(excluded.run_id, jobs.run_id);
 -- name: project_event
 INSERT INTO job_events (job, sequence, at, state, reason, attempt, details)
 VALUES (%(job)s, %(sequence)s, %(at)s, %(state)s, %(reason)s, %(attempt)s, %(details)s)
-ON CONFLICT (job, sequence) DO NOTHING;
+ON CONFLICT (job, sequence, mark) DO NOTHING;
 
 -- name: project_state
--- A job stands where its newest event says; its time runs from the first event to the one that ended it.
+-- A job stands where its newest event or mark says; its time runs from its own first event to its own last.
 UPDATE jobs SET
     state = newest.state,
     reason = newest.reason,
     attempt = newest.attempt,
     host = coalesce(%(host)s, jobs.host),
-    started_at = first.at,
+    started_at = own.first,
     ended_at = CASE WHEN newest.state IN ('succeeded', 'failed', 'suspended') THEN newest.at END,
-    device_seconds = %(devices)s * extract(epoch FROM newest.at - first.at),
+    device_seconds = coalesce(%(devices)s * extract(epoch FROM own.last - own.first), 0),
     facts = coalesce(%(facts)s, jobs.facts)
-FROM (SELECT * FROM job_events WHERE job = %(job)s ORDER BY sequence DESC LIMIT 1) AS newest,
-     (SELECT * FROM job_events WHERE job = %(job)s ORDER BY sequence LIMIT 1) AS first
+FROM (SELECT * FROM job_events WHERE job = %(job)s ORDER BY sequence DESC, mark DESC LIMIT 1) AS newest,
+     (SELECT min(at) AS first, max(at) AS last FROM job_events WHERE job = %(job)s AND mark = 0) AS own
 WHERE jobs.id = %(job)s;
 
 -- name: project_commit
@@ -38,9 +38,24 @@ UPDATE jobs SET
 WHERE id = %(job)s AND state <> 'succeeded';
 
 -- name: mark_job
--- What a job cannot say of itself: that it was killed. A success stays a success.
-UPDATE jobs SET state = %(state)s, reason = %(reason)s, ended_at = now()
-WHERE id = %(id)s AND state <> 'succeeded';
+-- What a job cannot say of itself: that it was killed. Only a job in one of the states `before` can become that.
+WITH told AS (
+    INSERT INTO job_events (job, sequence, mark, at, state, reason, attempt)
+    SELECT jobs.id, coalesce(newest.sequence, 0), coalesce(newest.mark, 0) + 1, %(at)s, %(state)s, %(reason)s,
+           %(attempt)s
+    FROM jobs LEFT JOIN LATERAL (
+        SELECT sequence, mark FROM job_events WHERE job = jobs.id ORDER BY sequence DESC, mark DESC LIMIT 1
+    ) AS newest ON true
+    WHERE jobs.id = %(id)s AND jobs.state = ANY(%(before)s)
+    ON CONFLICT DO NOTHING
+    RETURNING job, at, state, reason, attempt
+)
+UPDATE jobs SET
+    state = told.state,
+    reason = told.reason,
+    attempt = told.attempt,
+    ended_at = CASE WHEN told.state IN ('succeeded', 'failed', 'suspended') THEN told.at END
+FROM told WHERE jobs.id = told.job;
 
 -- name: project_evaluation
 INSERT INTO evaluations (id, pipeline, release, champion, run_id, verdict, forced, score, low, high, report, facts)

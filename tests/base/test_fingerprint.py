@@ -68,6 +68,14 @@ def test_a_setting_that_came_later_moves_a_training_folder_only_where_it_is_used
         assert fingerprint.training_fingerprint(other, dataset="d", base="b") != name
 
 
+def test_a_recipe_s_digest_is_of_what_decides_the_outcome_and_of_no_input() -> None:
+    def recipe(*sets: str) -> str:
+        return fingerprint.recipe_digest(load(TINY, sets).train)
+
+    assert recipe("train.checkpoint.every_steps=7") == recipe()
+    assert recipe("train.seed=7") != recipe()
+
+
 def test_nan_has_no_name() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         fingerprint.digest({"x": float("nan")})

@@ -72,6 +72,28 @@ def test_a_second_attempt_goes_on_counting(job: Job) -> None:
     assert [event["state"] for event in events(job)] == ["running", "failed", "retrying", "running", "succeeded"]
 
 
+def killed_at_work(job: Job) -> None:
+    """A process that is killed while it does the job."""
+    if (child := os.fork()) == 0:
+        try:
+            run(job, lambda running: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[arg-type, return-value]
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_an_attempt_after_one_that_was_killed_begins_with_retrying(job: Job, attempt: int) -> None:
+    """It went from running to running. Who starts a job by hand counts no attempts."""
+    killed_at_work(job)
+    assert [event["state"] for event in events(job)] == ["running"]
+    run(job.model_copy(update={"attempt": attempt}), done)
+    assert [event["state"] for event in events(job)] == ["running", "retrying", "running", "succeeded"]
+    assert "ended without a word" in str(events(job)[1]["reason"])
+    assert events(job)[1]["attempt"] == attempt
+
+
 def test_a_process_that_finds_the_job_taken_leaves_its_state_and_its_numbers_alone(job: Job) -> None:
     """Both write to one file: a number that is used twice is an event that the projection never shows."""
 

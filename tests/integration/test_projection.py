@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from operators import projection
+from refit import states
 from refit.job import EVENTS, Job, JobRun
 from refit.manifest import Manifest
 from refit.pipeline import validate
@@ -87,12 +88,12 @@ def test_a_killed_job_is_marked_and_a_success_stays_one(
     run = JobRun(job, tmp_path / "out")
     run.event(State.RUNNING, "attempt 1 on a")
     projection.project(job)
-    projection.mark(job, "retrying", "node lost")
+    projection.mark(job, State.RETRYING, "node lost")
     assert rows(database, "SELECT state, reason FROM jobs") == [("retrying", "node lost")]
     run.commit(Manifest(kind="training", fingerprint="f", facts={"loss": 0.5}))
     run.event(State.SUCCEEDED, "manifest written")
     projection.project(job)
-    projection.mark(job, "failed", "too late")
+    projection.mark(job, State.FAILED, "too late")
     assert rows(database, "SELECT state, facts->>'loss' FROM jobs") == [("succeeded", "0.5")]
 
 
@@ -107,12 +108,65 @@ def test_a_job_that_was_killed_after_its_manifest_has_succeeded_and_cost_its_tim
     run.commit(Manifest(kind="training", fingerprint="f", facts={"loss": 0.5}, created=later))
     for _ in range(2):
         projection.project(job)
-        projection.mark(job, "retrying", "node lost")
+        projection.mark(job, State.RETRYING, "node lost")
     ((state, ended, spent, loss),) = rows(
         database, "SELECT state, ended_at, device_seconds, facts->>'loss' FROM jobs"
     )  # fmt: skip
     assert (state, ended, loss) == ("succeeded", later, "0.5")
     assert float(spent) == pytest.approx(4 * 3600, abs=60)
+
+
+@pytest.mark.parametrize("now", list(State))
+@pytest.mark.parametrize("then", [State.RETRYING, State.FAILED, State.SUSPENDED])
+def test_a_mark_is_an_event_and_never_a_change_that_is_not_drawn(
+    database: psycopg.Connection[Any], job: Job, now: State, then: State
+) -> None:
+    """A failed job became suspended, and nothing told of it but the job's row."""
+    projection.project(job)
+    database.execute("UPDATE jobs SET state = %s", (now,))
+    before = rows(database, "SELECT count(*) FROM job_events")
+    with projection.connection() as opened:
+        projection._mark(opened, job, then, "gone")
+    drawn = then in states.NEXT[now]
+    assert rows(database, "SELECT state FROM jobs") == [(then if drawn else now,)]
+    assert rows(database, "SELECT count(*) FROM job_events") == [(before[0][0] + drawn,)]
+
+
+def test_a_mark_stays_until_the_job_itself_says_more(
+    database: psycopg.Connection[Any], job: Job, tmp_path: Path
+) -> None:
+    """The run's last task copies everything once more: a job that was killed ran again then, for ever."""
+    run = JobRun(job, tmp_path / "out")
+    run.event(State.RUNNING, "attempt 1 on a")
+    projection.mark(job, State.FAILED, "killed")
+    projection.project(job)
+    assert rows(database, "SELECT state, reason, attempt FROM jobs") == [("failed", "killed", 1)]
+    again = JobRun(job.model_copy(update={"attempt": 2}), tmp_path / "out")
+    again.again(alone=True)
+    again.event(State.RUNNING, "attempt 2 on b")
+    projection.project(again.job)
+    told = rows(database, "SELECT state, attempt FROM job_events ORDER BY sequence, mark")
+    assert told[-4:] == [("running", 1), ("failed", 1), ("retrying", 2), ("running", 2)]
+    assert rows(database, "SELECT state, attempt, ended_at FROM jobs") == [("running", 2, None)]
+
+
+def test_what_a_job_said_while_it_was_stopped_comes_before_the_mark(
+    database: psycopg.Connection[Any], job: Job, tmp_path: Path
+) -> None:
+    run = JobRun(job, tmp_path / "out")
+    run.event(State.RUNNING, "attempt 1 on a")
+    projection.project(job)
+    run.event(State.SUSPENDED, "told to stop; step 4 is in a checkpoint")
+    for _ in range(2):
+        projection.mark(job, State.SUSPENDED, "stopped")
+        projection.project(job)
+    told = rows(database, "SELECT state, reason FROM job_events ORDER BY sequence, mark")
+    assert told[-2:] == [("running", "attempt 1 on a"), ("suspended", "told to stop; step 4 is in a checkpoint")]
+
+
+def test_a_job_that_is_stopped_before_it_ran_has_failed(database: psycopg.Connection[Any], job: Job) -> None:
+    projection.mark(job, State.SUSPENDED, "stopped")
+    assert rows(database, "SELECT state, reason FROM jobs") == [("failed", "stopped")]
 
 
 def test_a_run_is_rewritten_by_its_last_word_and_an_alert_is_raised_once(database: psycopg.Connection[Any]) -> None:
@@ -128,7 +182,7 @@ def test_a_run_is_rewritten_by_its_last_word_and_an_alert_is_raised_once(databas
 def test_a_database_that_is_away_fails_no_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFIT_DATABASE_URL", "postgresql://refit@127.0.0.1:9/refit")
     assert projection.project(job) is False
-    assert projection.mark(job, "failed", "x") is False
+    assert projection.mark(job, State.FAILED, "x") is False
 
 
 def test_the_board_reads_what_was_written(database: psycopg.Connection[Any], job: Job, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from refit.job import Job
 from refit.pipeline import load as load_spec
 from refit.store import store_for
-from trainer import cli, writer
+from trainer import checkpoints, cli, writer
 from trainer.bases import import_folder
 from trainer.batches import to_batch
 from trainer.objective import Objective, load
@@ -109,6 +109,15 @@ def test_two_ranks_and_any_zero_stage_learn_the_same(house: House, trained: dict
     assert first["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
     assert first["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
     assert answer["steps"] == 12
+
+
+def test_every_checkpoint_of_a_run_says_where_in_the_data_it_is(house: House, trained: dict) -> None:
+    told = {found.step: found.manifest.facts["data"] for found in checkpoints.committed(house.uri("alone"))}
+    assert told, "a run keeps checkpoints"
+    per_step = {step: data["packs_seen"] / step for step, data in told.items()}
+    assert len(set(per_step.values())) == 1, per_step
+    for data in told.values():
+        assert (data["epoch"], data["place_in_epoch"]) == divmod(data["packs_seen"], data["packs"])
 
 
 def test_a_checkpoint_of_one_rank_is_gone_on_from_by_two(house: House, trained: dict) -> None:

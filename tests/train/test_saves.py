@@ -23,6 +23,7 @@ from torch import distributed
 
 from refit import files
 from refit.errors import BadInput, Diverged, Infrastructure, Preempted
+from refit.fingerprint import recipe_digest
 from refit.job import Job
 from refit.manifest import Manifest
 from refit.pipeline import load
@@ -74,7 +75,7 @@ class Training:
         self.task = Task(
             mode="train", job=job, fingerprint=inputs.fingerprint, dataset=inputs.dataset, base=inputs.base,
             folder=self.folder, dtype="float32", token="ours", ranks=ranks,
-            rendezvous=self.folder / "ranks" / "rendezvous",
+            rendezvous=self.folder / "ranks" / "rendezvous", data=inputs.data,
         )  # fmt: skip
         loader = Loader(train_split(inputs.dataset, spec.train), spec.train, rank=rank, ranks=ranks)
         torch.manual_seed(1)
@@ -332,6 +333,36 @@ def test_fast_checkpoints_hold_the_weights_alone_and_nothing_is_resumed_from_the
     assert all(torch.equal(weights[name], whole[name]) for name in weights)
     with pytest.raises(BadInput, match="holds weights only"):
         snapshot.load(training.engine, training.task, found[0].uri)
+
+
+def test_a_checkpoint_says_where_in_the_data_it_is_and_one_that_does_not_is_gone_on_from(
+    solo: None, house: House
+) -> None:
+    """Older trainers wrote neither position nor the recipe's digest."""
+    training = Training(house, "saves-position")
+    training.loop.step(0)
+    training.loop.save(1)
+    (found,) = checkpoints.committed(training.output)
+    train, split = training.task.train, train_split(training.task.dataset, training.task.train)
+    dataset = store_for(house.data).require(house.data, "dataset")
+    told = found.manifest.facts["data"]
+    assert (told["packs_seen"], told["packs"]) == (train.micro_batch * train.accumulation, split.header.packs)
+    assert (told["fingerprint"], told["content"]) == (dataset.fingerprint, dataset.content_digest())
+    assert found.manifest.facts["recipe"] == recipe_digest(train)
+
+    place = store_for(found.uri).local(found.uri) / "manifest.json"
+    older = json.loads(place.read_text())
+    del older["facts"]["data"], older["facts"]["recipe"], older["seal"]
+    place.write_text(json.dumps(older))
+    again = checkpoints.newest(training.output, training.task.fingerprint)
+    assert again is not None
+    assert "data" not in again.manifest.facts
+    before = training.state(1)
+    training.loop.step(1)
+    snapshot.load(training.engine, training.task, again.uri)
+    after = training.engine.state().tensors
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def fake(output: str, step: int, kind: str = checkpoints.KIND) -> Path:

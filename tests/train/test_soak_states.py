@@ -134,13 +134,15 @@ class Events(RuleBasedStateMachine):
 
     @rule(target=launchers)
     def start(self) -> Launcher:
-        held, finished = self.living(), (self.root / "out/manifest.json").exists()
+        held, finished, before = self.living(), (self.root / "out/manifest.json").exists(), self.states()
         launcher = Launcher.start(self.job)
         self.all.append(launcher)
         word = launcher.hear()
         if word.startswith("holds "):
             assert not held, "two writers"
             assert not finished, "a finished job is not done again"
+            again = [State.RETRYING, State.RUNNING] if before else [State.RUNNING]
+            assert self.states()[len(before) :] == again, "an attempt after another, killed or not, is a retry"
             launcher.token = word.partition(" ")[2]
             self.tokens.append(launcher.token)
         else:

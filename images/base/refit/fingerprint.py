@@ -63,11 +63,20 @@ def training_fingerprint(train: BaseModel, *, dataset: str, base: str, warm_star
     """
     if (warm_start is None) != (getattr(train, "warm_start", None) is None):
         raise ValueError("a training with train.warm_start is named by that checkpoint's content, and only such a one")
+    begun = {"warm_start": warm_start} if warm_start is not None else {}
+    return fingerprint("train", RECIPE_VERSION["train"], _recipe(train), {"dataset": dataset, "base": base, **begun})
+
+
+def recipe_digest(train: BaseModel) -> str:
+    """What of a training's name is its spec alone, without data and base model: 32 hex characters."""
+    return digest(_recipe(train))[:32]
+
+
+def _recipe(train: BaseModel) -> dict[str, Any]:
+    """What of a training's spec decides what comes out."""
     fields = type(train).model_fields
     as_before = {name for name in getattr(train, "came_later", ()) if getattr(train, name) == fields[name].default}
-    spec = train.model_dump(mode="json", exclude=as_before | set(getattr(train, "not_in_fingerprint", ())))
-    begun = {"warm_start": warm_start} if warm_start is not None else {}
-    return fingerprint("train", RECIPE_VERSION["train"], spec, {"dataset": dataset, "base": base, **begun})
+    return train.model_dump(mode="json", exclude=as_before | set(getattr(train, "not_in_fingerprint", ())))
 
 
 def layout(train: BaseModel) -> str:

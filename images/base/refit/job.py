@@ -132,13 +132,16 @@ class JobRun:
         """
         self._record(state, reason, **more)
 
-    def again(self) -> None:
-        """Record that a job which had ended is taken up once more."""
+    def again(self, *, alone: bool = False) -> None:
+        """Record that a job which had ended is taken up once more; `alone` when nobody else runs it, so that one which
+        is said to run was killed."""
         now = self._state()
         if now in (State.FAILED, State.SUSPENDED):
             self._record(State.RETRYING, f"was {now}; attempt {self.job.attempt}")
         elif now is State.SUCCEEDED:
             self._record(State.RETRYING, "had succeeded, and its manifest is gone: it is done anew", checked=False)
+        elif alone and now is State.RUNNING:
+            self._record(State.RETRYING, f"who ran it last ended without a word; attempt {self.job.attempt}")
 
     def answered(self) -> None:
         """Say of a job whose manifest is there that it has succeeded, where a kill kept that from being said."""
@@ -210,8 +213,14 @@ def run(job: Job, handler: Handler) -> Manifest:
         return done
     log.bind(job=job.id)
     folder = _folder_of(job.output, store)
-    running = JobRun(job, folder)
-    running.again()
+    with _alone(folder) as alone:
+        return _attempt(JobRun(job, folder), handler, alone=alone)
+
+
+def _attempt(running: JobRun, handler: Handler, *, alone: bool) -> Manifest:
+    """Do a job's work with its events around it."""
+    job = running.job
+    running.again(alone=alone)
     running.event(
         State.RUNNING, f"attempt {job.attempt} on {socket.gethostname()}", pid=os.getpid(), node=socket.gethostname()
     )
@@ -300,6 +309,28 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Whether no living process of this machine runs the job of a folder beside this one, which runs it from here on.
+
+    The lock is the kernel's and on the folder itself: it is gone once its holder is, and leaves no file. Where it
+    cannot be asked for (some network file systems), or children of who was killed live on, the answer is no.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield _locks(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _locks(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def report(manifest: Manifest, output: str) -> dict[str, Any]:

@@ -35,6 +35,11 @@ NEXT: dict[State, frozenset[State]] = {
 }
 
 
+def before(then: State) -> frozenset[State]:
+    """The states that may become `then`."""
+    return frozenset(now for now, after in NEXT.items() if then in after)
+
+
 def step(now: State, then: State) -> State:
     """`then`, if `now` may become it.
 

@@ -14,6 +14,7 @@ from refit.packed import Packed
 from refit.spec import Train
 from refit.store import Heard, store_for, unheard
 from trainer import warm
+from trainer.position import Data
 
 READ = ("train.", "validation.")
 """What a training reads of a dataset begins so."""
@@ -23,7 +24,8 @@ READ = ("train.", "validation.")
 class Inputs:
     """Both inputs on this machine's disk, their content digests, and the name of the training that follows.
 
-    `warm_start` is the content digest of the checkpoint that it begins with, if it does.
+    `warm_start` is the content digest of the checkpoint that it begins with, if it does; `data` is what checkpoints say
+    of the dataset.
     """
 
     dataset: Path
@@ -32,6 +34,7 @@ class Inputs:
     base_digest: str
     fingerprint: str
     warm_start: str | None = None
+    data: Data | None = None
 
     @property
     def digests(self) -> dict[str, str]:
@@ -74,7 +77,11 @@ def locate(job: Job, heard: Heard = unheard) -> Inputs:
             warm_start=warm_start,
         ),
         warm_start=warm_start,
-    )
+        data=Data(
+            fingerprint=dataset_manifest.fingerprint, content=dataset_manifest.content_digest(),
+            packs=split.header.packs, samples=split.header.samples,
+        ),
+    )  # fmt: skip
 
 
 def _has_a_row_for_each_token(split: Packed, base: Manifest, uri: str) -> None:

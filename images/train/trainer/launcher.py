@@ -206,7 +206,7 @@ class Launcher:
         return Task(
             mode=self._mode, job=self._run.job, fingerprint=self._inputs.fingerprint, dataset=self._inputs.dataset,
             base=self._inputs.base, base_digest=self._inputs.base_digest, folder=self._run.folder, token=self._token,
-            ranks=self._train.ranks,
+            data=self._inputs.data, ranks=self._train.ranks,
             # Arithmetic does not change under way, not even on another machine.
             dtype=found.manifest.facts["dtype"] if found else self._dtype,
             rendezvous=self._run.folder / "ranks" / "rendezvous",

@@ -95,7 +95,7 @@ class Loop:
 
     def _look_again(self, step: int, until: int) -> None:
         """Look where a stop cut the look after this step short, so that what it decides is decided as without it."""
-        record = metrics.read(self._task.folder)[-1] if self._rank == 0 else {}
+        record = metrics.last(self._task.folder, 1)[0] if self._rank == 0 else {}
         self._look(step, until, record)
         if self._rank == 0 and not self._unlooked:
             metrics.amend(self._task.folder, record)

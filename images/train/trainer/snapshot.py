@@ -11,9 +11,10 @@ from torch import Tensor, distributed
 
 from refit import files
 from refit.errors import BadInput, Infrastructure
+from refit.fingerprint import recipe_digest
 from refit.manifest import Manifest
 from refit.store import Draft, join, store_for
-from trainer import checkpoints, randomness, warm, writer
+from trainer import checkpoints, position, randomness, warm, writer
 from trainer.engines import Engine
 from trainer.fragments import WEIGHT
 from trainer.randomness import Numbers
@@ -64,8 +65,10 @@ def commit(draft: Draft, task: Task, step: int, kind: str, facts: dict[str, Any]
     _still_ours(task)
     store_for(uri).remove(uri)  # of a future that was abandoned, or damaged: this one takes its place
     of = warm.weights_of(task.train, task.base_digest)
+    told = {"data": position.after(step, task.train, task.data)} if task.data else {}
     facts = {
-        "step": step, "ranks": task.ranks, "zero_stage": task.train.zero_stage, warm.WEIGHTS_OF: of, **facts
+        "step": step, "ranks": task.ranks, "zero_stage": task.train.zero_stage, warm.WEIGHTS_OF: of,
+        "recipe": recipe_digest(task.train), **told, **facts,
     }  # fmt: skip
     draft.commit(Manifest(kind=kind, fingerprint=task.fingerprint, facts=facts), check=lambda: _still_ours(task))
 

@@ -14,6 +14,7 @@ from refit.errors import RefitError
 from refit.job import Job
 from refit.spec import Train
 from trainer.machine import Arithmetic
+from trainer.position import Data
 
 Mode = Literal["train", "overfit", "smoke", "trial", "replay", "export", "early"]
 
@@ -26,7 +27,7 @@ WIRE = "REFIT_WIRE"
 
 class Task(BaseModel):
     """The work of all ranks of one launch. `checkpoint` is the URI to go on from, `token` the writer's,
-    `until` the finished steps before the one that a replay takes again."""
+    `until` the finished steps before the one that a replay takes again, `data` what checkpoints say of the dataset."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,6 +37,7 @@ class Task(BaseModel):
     dataset: Path
     base: Path
     base_digest: str = ""
+    data: Data | None = None
     folder: Path
     dtype: Arithmetic
     token: str
