@@ -162,6 +162,36 @@ def test_the_write_test_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_the_store_of_the_copies_is_written_to_as_well(tmp_path: Path) -> None:
+    """A training that could not copy told so at its first save, hours later, and had no second copy."""
+    (tmp_path / "file").write_text("in the way")
+    good, bad = (tmp_path / "good").as_uri(), (tmp_path / "file" / "copies").as_uri()
+    assert reports.try_stores(good, good, 0).fault is reports.try_stores(good, None, 0).fault is None
+    assert list((tmp_path / "good").iterdir()) == []
+    found = reports.try_stores(good, bad, 0)
+    assert str(found.fault).startswith(f"train.checkpoint.copy_to, {bad}: NotADirectoryError")
+    assert (found.away, found.ahead) == (False, 0.0)
+    assert str(reports.try_stores(bad, bad, 0).fault).count("NotADirectoryError") == 2
+
+
+def test_where_a_store_may_answer_later_and_the_other_says_nothing_against_it_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    good, bad, away = ((tmp_path / name).as_uri() for name in ("good", "file/copies", "away"))
+    publish = FileStore.publish
+
+    def refuse(self: FileStore, uri: str) -> Any:
+        if uri.startswith(away):
+            raise StoreUnavailable(f"{uri}: no route")
+        return publish(self, uri)
+
+    monkeypatch.setattr(FileStore, "publish", refuse)
+    told = {pair: reports.try_stores(*pair, 0) for pair in ((good, away), (bad, away), (away, bad))}
+    assert [found.away for found in told.values()] == [True, False, True]
+    assert "copy_to" not in str(told[away, bad].fault), "a rank waits for one store that does not answer"
+
+
 def test_a_store_that_gives_back_something_else_or_nothing_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +349,12 @@ def test_every_rank_reports_and_another_nodes_answer_is_compared(house: House) -
     assert all(check["ok"] for check in answer["checks"])
     assert "preflight of 2 rank(s)" in said
     assert list((house.root / "flight").iterdir()) == []
+
+    (house.root / "flight-file").write_text("in the way")
+    copies = f"train.checkpoint.copy_to={house.uri('flight-file/copies')}"
+    code, refused, _ = house.run("preflight", *ranks, sets=(copies,))
+    assert code == 11
+    assert refused["message"].count("train.checkpoint.copy_to") == 2, "each rank"
 
     other = house.root / "other.json"
     reports = [Report.model_validate(report) for report in answer["ranks"]]

@@ -45,7 +45,7 @@ def preflight(train: Train, plan: dict[str, Any], output: str, others: Iterable[
         PreflightRefused: something does not fit; the message names every fault.
         StoreUnavailable: the store does not answer, and nothing else is wrong.
     """
-    reports = [*gather(train.ranks, output), *others]
+    reports = [*gather(train.ranks, output, train.checkpoint.copy_to), *others]
     checks = judge(reports, need_of(train, plan, output))
     show(checks, reports)
     refuse(checks)
@@ -55,13 +55,13 @@ def preflight(train: Train, plan: dict[str, Any], output: str, others: Iterable[
     }  # fmt: skip
 
 
-def gather(ranks: int, output: str) -> list[Report]:
+def gather(ranks: int, output: str, copies: str | None = None) -> list[Report]:
     """A report of every rank of this machine, from processes of their own that look at the same time."""
     environment = {**os.environ, PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "trainer.reports", str(rank), output], env=environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "trainer.reports", str(rank), output, *([copies] if copies else [])],
+            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(ranks)
     ]  # fmt: skip

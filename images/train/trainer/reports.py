@@ -1,4 +1,4 @@
-"""What one rank finds where it would run: `python -m trainer.reports RANK OUTPUT` prints it as one JSON object.
+"""What one rank finds where it would run: `python -m trainer.reports RANK OUTPUT [COPIES]` prints one JSON object.
 
 Light on purpose: no torch unless there are GPUs, nothing is computed. What is found is judged elsewhere (`judge`), for
 a mismatch is only seen when all ranks' reports lie side by side.
@@ -72,15 +72,15 @@ class Report(BaseModel):
     store: Store = Store()
 
 
-def look(rank: int, output: str) -> Report:
-    """This rank's report on a training that would write to `output`."""
+def look(rank: int, output: str, copies: str | None = None) -> Report:
+    """This rank's report on a training that would write to `output`, and copies of its checkpoints to `copies`."""
     folder = disk_folder(output)
     cards = gpus.look()
     cuda, nccl, usable = _torch() if cards.gpus else (None, None, None)
     return Report(
         host=socket.gethostname(), rank=rank, versions=versions(), image=os.environ.get(IMAGE), cuda=cuda, nccl=nccl,
         cards=cards, usable_gpus=usable, disk_folder=str(folder), disk_free=shutil.disk_usage(folder).free,
-        memory_free=memory_bytes(), store=try_store(output, rank),
+        memory_free=memory_bytes(), store=try_stores(output, copies, rank),
     )  # fmt: skip
 
 
@@ -105,6 +105,16 @@ def disk_folder(output: str) -> Path:
         return Path(tempfile.gettempdir())
     folder = store.path(checkpoints.folder(output))
     return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
+def try_stores(output: str, copies: str | None, rank: int) -> Store:
+    """`try_store` where the training would write, and, if that answers, where its copies would go."""
+    found = try_store(output, rank)
+    also = try_store(copies, rank) if copies and not found.away else Store()
+    if also.fault is None:
+        return found
+    faults = [*([found.fault] if found.fault else []), f"train.checkpoint.copy_to, {copies}: {also.fault}"]
+    return Store(fault="; ".join(faults), away=also.away and found.fault is None, ahead=found.ahead)
 
 
 def try_store(output: str, rank: int) -> Store:
@@ -163,7 +173,7 @@ def _torch() -> tuple[str | None, str | None, int]:
 def main() -> int:
     """Look, and print the report."""
     tie_to_launcher()
-    print(look(int(sys.argv[1]), sys.argv[2]).model_dump_json(), flush=True)
+    print(look(int(sys.argv[1]), *sys.argv[2:]).model_dump_json(), flush=True)
     return 0
 
 
