@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from refit import log
+from refit.errors import BadInput
 from refit.spec import Train
 from trainer import apart, quantized, randomness
 from trainer.batches import Batch
@@ -138,7 +139,11 @@ def load(base: Path, *, dtype: torch.dtype, attention: str) -> nn.Module:
 
 
 def adapt(model: nn.Module, train: Train) -> nn.Module:
-    """The model with fresh LoRA adapters (float32) on every linear layer but the head."""
+    """The model with fresh LoRA adapters (float32) on every linear layer but the head.
+
+    Raises:
+        BadInput: peft lays none on such a model (Mamba's, say).
+    """
     from peft import LoraConfig, get_peft_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -147,7 +152,13 @@ def adapt(model: nn.Module, train: Train) -> nn.Module:
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
         target_modules="all-linear", task_type="CAUSAL_LM",
     )  # fmt: skip
-    adapted: nn.Module = get_peft_model(model, config)
+    try:
+        adapted: nn.Module = get_peft_model(model, config)
+    except ValueError as error:
+        raise BadInput(
+            f"train.method is {train.method}: no adapters can be laid on {type(model).__name__}: {error} Set "
+            "train.method to full."
+        ) from error
     for module in adapted.modules():
         if isinstance(module, BaseTunerLayer):
             # Autocast does it; peft would copy every input there and back.

@@ -19,7 +19,7 @@ from trainer.machine import arithmetic, cores, memory_bytes
 from trainer.memory import QUANTIZED, on_cards
 from trainer.objective import attention_for
 from trainer.packs import Packs, learnt, reference_tokens
-from trainer.shapes import count, trained_model
+from trainer.shapes import count, text_config, trained_model
 from trainer.tables import gib
 
 RUNTIME_BYTES = 700 << 20
@@ -44,7 +44,7 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
     reference = 2 * parameters * read
     flops = flops_of(parameters, trainable, tokens) + reference
     memory = memory_of(
-        train, model.config, parameters, trainable, dtype=dtype, length=packs.length,
+        train, text_config(model), parameters, trainable, dtype=dtype, length=packs.length,
         targets=train.micro_batch * packs.targets,
     )  # fmt: skip
     seconds, why_seconds = _seconds(train, flops, dtype, smoke)
@@ -113,7 +113,8 @@ def memory_of(
     size: float = 2 if dtype == "bfloat16" and train.method == "lora" and stage < 3 else 4
     if train.method == "qlora":
         size = QUANTIZED
-    hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    heads = getattr(config, "num_attention_heads", None) or 0  # a model that carries a state along has no scores
     scores = 5 * heads * length if attention_for(length, card=train.gpus_per_node > 0) == "eager" else 0
     return {
         "weights": round((frozen * size + trainable * 4) / shared["weights"]),

@@ -61,6 +61,11 @@ def trained_model(base: Path, train: Train) -> nn.Module:
         return adapt(model, train) if train.method != "full" else model
 
 
+def text_config(model: nn.Module) -> Any:
+    """The config of a model's decoder, which in one that also sees or hears is a part of the whole."""
+    return model.config.get_text_config()  # type: ignore[operator, union-attr]
+
+
 def count(model: nn.Module) -> tuple[int, int]:
     """All parameters and the trained ones; tied ones count once."""
     parameters = list(model.parameters())
@@ -74,7 +79,7 @@ def shape_of(base: Path) -> Shape:
         BadInput: no dense decoder. Of a mixture of experts a token sees a part only, and no formula here knows which.
     """
     model = model_of(base)
-    config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    config = text_config(model)
     experts = next((int(n) for name in EXPERTS if (n := getattr(config, name, None))), 0)
     if experts > 1:
         raise BadInput(f"{base}: a mixture of {experts} experts; plans for cards know dense models only.")
