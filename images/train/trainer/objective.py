@@ -111,6 +111,8 @@ def build(base: Path, train: Train, *, dtype: str, length: int) -> Objective:
         model = load(base, dtype=_resident(train, dtype), attention=attention)
     if train.method != "full":
         model = adapt(model, train)
+    if train.checkpoint_activations:
+        forget_activations(model)
     model.train()
     # Ranks that share each weight out ask for it together: as often as each other, whatever their documents.
     at_once = train.zero_stage == 3
@@ -164,6 +166,22 @@ def adapt(model: nn.Module, train: Train) -> nn.Module:
             # Autocast does it; peft would copy every input there and back.
             module.cast_input_dtype_enabled = False  # type: ignore[assignment]
     return adapted
+
+
+def forget_activations(model: nn.Module) -> None:
+    """Have each layer keep its input only, and be computed again on the way back.
+
+    Raises:
+        BadInput: this kind of model cannot.
+    """
+    try:
+        # Not the reentrant way, which wants an input with a gradient; adapters on a frozen base have none.
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    except ValueError as error:
+        raise BadInput(
+            f"train.checkpoint_activations is true, and {type(model).__name__} cannot compute its layers again: "
+            f"{error} Set it to false."
+        ) from error
 
 
 def attention_for(length: int, *, card: bool = False) -> str:
