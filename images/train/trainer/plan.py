@@ -121,13 +121,14 @@ def memory_of(
     hidden, layers = config.hidden_size, config.num_hidden_layers
     heads = getattr(config, "num_attention_heads", None) or 0  # a model that carries a state along has no scores
     scores = 5 * heads / together * length if attention_for(length, card=train.gpus_per_node > 0) == "eager" else 0
+    copied = stage in (1, 2) or (stage == 3 and train.offload != "none")
     layer = (10 + 24 / together) * hidden + scores
     kept = 2 * hidden * layers + layer if train.checkpoint_activations else layer * layers
     return {
         "weights": round((frozen * size + trainable * 4) / shared["weights"]),
         "gradients": round(trainable * 4 / shared["gradients"]),
-        # Two moments, and from stage 1 on a partition of float32 copies.
-        "optimizer": round(trainable * (12 if stage else 8) / shared["optimizer"]),
+        # Two moments, and where ZeRO updates a copy of the weights that copy.
+        "optimizer": round(trainable * (12 if copied else 8) / shared["optimizer"]),
         "activations": round(2 * train.micro_batch * length * kept),
         "logits": round(3 * 4 * targets * config.vocab_size),
         # The saver's copy, kept from the first save on: weights and moments in float32. At ZeRO 0 rank 0 has all of it,

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from refit.errors import BadInput
 from refit.spec import Train
+from trainer import tensor_parallel
 from trainer.memory import Shape
 from trainer.objective import adapt
 
@@ -104,7 +105,19 @@ def _shape(model: nn.Module, config: Any) -> Shape:
         inner=getattr(config, "intermediate_size", None) or 4 * hidden,
         gated=any(name.endswith(("gate_proj", "gate_up_proj")) for name, _ in model.named_modules()),
         vocabulary=config.vocab_size, ends=sum(ends.values()), adapter=sum(sum(weight.shape) for weight in linear),
+        widest=_widest(model.config),
     )  # fmt: skip
+
+
+def _widest(config: Any) -> int:
+    """The most ranks of 1, 2, 4 and 8 that can hold a model's matrices together."""
+    for size in (8, 4, 2):
+        try:
+            tensor_parallel.check(config, size)
+        except BadInput:
+            continue
+        return size
+    return 1
 
 
 def _linear(module: nn.Module) -> bool:
