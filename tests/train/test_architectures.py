@@ -6,6 +6,7 @@ Models that ignore positions, or carry a state along the pack, read across docum
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ import torch
 from conftest import House
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from refit.errors import BadInput
+from refit.spec import Train
 from refit.store import store_for
-from trainer import apart
+from trainer import apart, plan
 from trainer.bases import import_folder
 from trainer.batches import Batch, to_batch
 from trainer.objective import Objective
+from trainer.packs import Packs
 
 SMALL = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -101,6 +105,39 @@ def test_a_model_is_asked_whether_it_reads_across_documents() -> None:
 
         seen[name] = apart.sees_apart(ask, 300, torch.device("cpu"), coarse=False)
     assert seen == {"llama": True, "falcon": False, "mamba": False}
+
+
+def config_of(name: str) -> Any:
+    """A small config with the fields of its own kind alone: Mamba's and RWKV's know no heads."""
+    own = AutoConfig.for_model(name)
+    fields = {**SMALL, **(APART | ACROSS).get(name, {})}
+    return AutoConfig.for_model(name, **{field: value for field, value in fields.items() if hasattr(own, field)})
+
+
+@pytest.mark.parametrize("name", [*APART, *ACROSS, "rwkv"])
+def test_whatever_trains_can_be_planned(tmp_path: Path, name: str) -> None:
+    """Scores count where there are heads to have them."""
+    config = config_of(name)
+    config.save_pretrained(tmp_path)
+    train = Train(base="cache://models/any", method="full", micro_batch=1)
+    made = plan.make(train, tmp_path, Packs.assumed(128))
+    scores = 5 * 128 * getattr(config, "num_attention_heads", 0)
+    assert made["bytes_per_rank"]["activations"] == 2 * 128 * 2 * (34 * 64 + scores)
+    assert (scores == 0) == (name in ("mamba", "rwkv"))
+
+
+def test_a_model_that_also_sees_is_planned_by_its_decoder(tmp_path: Path) -> None:
+    inner = {**SMALL, "head_dim": 16}
+    seen = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    AutoConfig.for_model("gemma3", text_config=inner, vision_config=seen).save_pretrained(tmp_path)
+    made = plan.make(Train(base="cache://models/any", method="full"), tmp_path, Packs.assumed(1024))
+    assert made["bytes_per_rank"]["activations"] == 2 * 4 * 1024 * 2 * 34 * 64
+
+
+def test_a_model_that_takes_no_adapters_is_refused_by_its_plan(tmp_path: Path) -> None:
+    config_of("mamba").save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="no adapters can be laid on MambaForCausalLM"):
+        plan.make(Train(base="cache://models/any", method="lora"), tmp_path, Packs.assumed(128))
 
 
 @pytest.mark.parametrize("places", [None, 1, 60, 256])

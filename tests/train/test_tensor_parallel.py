@@ -16,8 +16,13 @@ from transformers import GPT2Config, LlamaConfig
 from refit.errors import BadInput
 from refit.spec import Train
 from refit.store import store_for
-from trainer import tensor_parallel
+from trainer import plan, preflight, tensor_parallel
 from trainer.fragments import KINDS, Fragment, Window
+from trainer.gpus import Cards, Gpu
+from trainer.judge import judge
+from trainer.packs import Packs
+from trainer.reports import Report
+from trainer.shapes import model_of
 from trainer.state import Reader, State
 
 RECIPE = ("train.zero_stage=1", "train.max_steps=8", "train.validation.every_steps=4")
@@ -64,6 +69,15 @@ def test_two_ranks_that_share_each_matrix_learn_what_one_learns(
     for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
         halves = [held[key] for held in sizes for key in held if key.endswith(f"layers.1.{name}.weight")]
         assert halves == [start[f"model.layers.1.{name}.weight"].numel() // 2] * 2, "or nothing was cut or proven"
+
+
+@pytest.mark.integration
+def test_what_is_counted_as_cut_is_what_deepspeed_cuts(house: House, cut: dict[str, Any]) -> None:
+    """The second rank of the only group saves its shards and nothing else."""
+    held = load_file(house.root / "cut" / "checkpoints" / "step-8" / "state-rank-1.safetensors")
+    weights_of_one = sum(len(value) for key, value in held.items() if "@" in key and key.endswith("weight"))
+    model = model_of(store_for(house.base).local(house.base))
+    assert tensor_parallel.cut(model) == 2 * weights_of_one > 0
 
 
 @pytest.mark.integration
@@ -146,6 +160,52 @@ def window_of(dim: int, sizes: tuple[int, ...], rank: int) -> Window:
 def test_what_tensor_parallelism_does_not_go_with_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Train(**{"base": "cache://models/x", "method": "full", "zero_stage": 1, "tensor_parallel": 2} | fields)
+
+
+GIB = 1 << 30
+LLAMA_13B = LlamaConfig(
+    hidden_size=5120, intermediate_size=13824, num_hidden_layers=40, num_attention_heads=40, num_key_value_heads=40
+)
+
+
+def of_13b(folder: Path, together: int, stage: int = 1) -> tuple[Train, dict[str, Any]]:
+    """A full training on eight cards, and its plan."""
+    LLAMA_13B.save_pretrained(folder)
+    train = Train(
+        base="cache://models/any", method="full", micro_batch=1, accumulation=8, ranks=8, gpus_per_node=8,
+        zero_stage=stage, tensor_parallel=together,
+    )  # fmt: skip
+    return train, plan.make(train, folder, Packs.assumed(2048))
+
+
+def test_what_ranks_hold_together_is_counted_once_for_all_of_them(tmp_path: Path) -> None:
+    """Embedding, head and norms are whole on each; ZeRO shares out among the groups, not the ranks."""
+    whole, cut = 2 * 32000 * 5120 + 81 * 5120, 40 * (4 * 5120**2 + 3 * 5120 * 13824)
+    for together, stage in ((1, 2), (2, 1), (4, 2), (8, 1)):
+        _, made = of_13b(tmp_path, together, stage)
+        own, groups, kinds = whole + cut // together, 8 // together, made["bytes_per_rank"]
+        assert made["parameters"] == whole + cut
+        assert kinds["weights"] == 4 * own
+        assert kinds["gradients"] == pytest.approx(4 * own / (groups if stage == 2 else 1))
+        assert kinds["optimizer"] == pytest.approx(12 * own / groups)
+        assert kinds["activations"] == pytest.approx(2 * 2048 * 40 * (10 + 24 / together) * 5120)
+        assert kinds["save"] == pytest.approx(12 * (whole + cut) / 8), "which is written once, whoever holds it"
+
+
+def test_preflight_takes_cards_that_have_room_for_their_part_of_each_matrix(tmp_path: Path) -> None:
+    cards = Cards(gpus=(Gpu(name="H100", memory=80 * GIB, ecc_errors=0),) * 8)
+    report = Report(host="a", rank=0, cards=cards, usable_gpus=8)
+    for together, stage, fits in ((1, 1, False), (1, 2, True), (2, 1, True), (8, 1, True)):
+        need = preflight.need_of(*of_13b(tmp_path, together, stage), tmp_path.as_uri())
+        faults = [fault for check in judge([report], need) for fault in check.faults if check.name == "gpus"]
+        assert ([fault for fault in faults if fault.what == "its memory"] == []) == fits
+
+
+def test_a_model_that_cannot_be_cut_is_refused_by_its_plan(tmp_path: Path) -> None:
+    GPT2Config(n_embd=64, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    train = Train(base="cache://models/x", method="full", zero_stage=1, tensor_parallel=2, ranks=2)
+    with pytest.raises(BadInput, match="transformers has none for gpt2"):
+        plan.make(train, tmp_path, Packs.assumed(128))
 
 
 def test_ranks_of_a_group_count_once_in_what_a_step_is_dealt_out_to() -> None:

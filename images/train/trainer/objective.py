@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from refit import log
+from refit.errors import BadInput
 from refit.spec import Train
 from trainer import apart, quantized, randomness
 from trainer.batches import Batch
@@ -110,6 +111,8 @@ def build(base: Path, train: Train, *, dtype: str, length: int) -> Objective:
         model = load(base, dtype=_resident(train, dtype), attention=attention)
     if train.method != "full":
         model = adapt(model, train)
+    if train.checkpoint_activations:
+        forget_activations(model)
     model.train()
     # Ranks that share each weight out ask for it together: as often as each other, whatever their documents.
     at_once = train.zero_stage == 3
@@ -138,7 +141,11 @@ def load(base: Path, *, dtype: torch.dtype, attention: str) -> nn.Module:
 
 
 def adapt(model: nn.Module, train: Train) -> nn.Module:
-    """The model with fresh LoRA adapters (float32) on every linear layer but the head."""
+    """The model with fresh LoRA adapters (float32) on every linear layer but the head.
+
+    Raises:
+        BadInput: peft lays none on such a model (Mamba's, say).
+    """
     from peft import LoraConfig, get_peft_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -147,12 +154,34 @@ def adapt(model: nn.Module, train: Train) -> nn.Module:
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
         target_modules="all-linear", task_type="CAUSAL_LM",
     )  # fmt: skip
-    adapted: nn.Module = get_peft_model(model, config)
+    try:
+        adapted: nn.Module = get_peft_model(model, config)
+    except ValueError as error:
+        raise BadInput(
+            f"train.method is {train.method}: no adapters can be laid on {type(model).__name__}: {error} Set "
+            "train.method to full."
+        ) from error
     for module in adapted.modules():
         if isinstance(module, BaseTunerLayer):
             # Autocast does it; peft would copy every input there and back.
             module.cast_input_dtype_enabled = False  # type: ignore[assignment]
     return adapted
+
+
+def forget_activations(model: nn.Module) -> None:
+    """Have each layer keep its input only, and be computed again on the way back.
+
+    Raises:
+        BadInput: this kind of model cannot.
+    """
+    try:
+        # Not the reentrant way, which wants an input with a gradient; adapters on a frozen base have none.
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    except ValueError as error:
+        raise BadInput(
+            f"train.checkpoint_activations is true, and {type(model).__name__} cannot compute its layers again: "
+            f"{error} Set it to false."
+        ) from error
 
 
 def attention_for(length: int, *, card: bool = False) -> str:

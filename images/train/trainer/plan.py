@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from refit.spec import Train
-from trainer import tables
+from trainer import tables, tensor_parallel
 from trainer.fleet import DEFAULT, KNOWN, UTILISATION
 from trainer.machine import arithmetic, cores, memory_bytes
 from trainer.memory import QUANTIZED, on_cards
 from trainer.objective import attention_for
 from trainer.packs import Packs, learnt, reference_tokens
-from trainer.shapes import count, trained_model
+from trainer.shapes import count, text_config, trained_model
 from trainer.tables import gib
 
 RUNTIME_BYTES = 700 << 20
@@ -44,8 +45,8 @@ def make(train: Train, base: Path, packs: Packs, *, smoke: dict[str, Any] | None
     reference = 2 * parameters * read
     flops = flops_of(parameters, trainable, tokens) + reference
     memory = memory_of(
-        train, model.config, parameters, trainable, dtype=dtype, length=packs.length,
-        targets=train.micro_batch * packs.targets,
+        train, text_config(model), parameters, trainable, dtype=dtype, length=packs.length,
+        targets=train.micro_batch * packs.targets, cut=_cut(train, model),
     )  # fmt: skip
     seconds, why_seconds = _seconds(train, flops, dtype, smoke)
     cards = sum(on_cards(train, memory).values())
@@ -99,34 +100,54 @@ def flops_of(parameters: int, trainable: int, tokens: float) -> float:
 
 
 def memory_of(
-    train: Train, config: Any, parameters: int, trainable: int, *, dtype: str, length: int, targets: float
+    train: Train, config: Any, parameters: int, trainable: int, *, dtype: str, length: int, targets: float, cut: int = 0
 ) -> dict[str, int]:
-    """Bytes of one rank by kind.
+    """Bytes of one rank by kind. Of the parameters, `cut` are in matrices that `train.tensor_parallel` ranks hold.
 
-    Activations after Korthikanti et al. 2022 (34 s b h + 5 a s² b bytes a layer in 16 bit), doubled for float32 and for
-    the copies that autocast keeps for the backward pass.
+    Activations after Korthikanti et al. 2022 (34 s b h + 5 a s² b bytes a layer in 16 bit, of which ranks that hold
+    matrices together share 24 s b h and the scores), doubled for float32 and for the copies that autocast keeps for the
+    backward pass.
     """
-    ranks, stage = train.ranks, train.zero_stage
+    together, stage = train.tensor_parallel, train.zero_stage
+    ranks = train.ranks // together  # ZeRO shares out among the groups
+    away = cut - cut // together
+    parameters, trainable = parameters - away, trainable - away  # what is cut learns, by the spec
     frozen = parameters - trainable
     least = {"optimizer": 1, "gradients": 2, "weights": 3}
     shared = {kind: ranks if stage >= first else 1 for kind, first in least.items()}
     size: float = 2 if dtype == "bfloat16" and train.method == "lora" and stage < 3 else 4
     if train.method == "qlora":
         size = QUANTIZED
-    hidden, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-    scores = 5 * heads * length if attention_for(length, card=train.gpus_per_node > 0) == "eager" else 0
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    heads = getattr(config, "num_attention_heads", None) or 0  # a model that carries a state along has no scores
+    scores = 5 * heads / together * length if attention_for(length, card=train.gpus_per_node > 0) == "eager" else 0
+    copied = stage in (1, 2) or (stage == 3 and train.offload != "none")
+    layer = (10 + 24 / together) * hidden + scores
+    kept = 2 * hidden * layers + layer if train.checkpoint_activations else layer * layers
     return {
         "weights": round((frozen * size + trainable * 4) / shared["weights"]),
         "gradients": round(trainable * 4 / shared["gradients"]),
-        # Two moments, and from stage 1 on a partition of float32 copies.
-        "optimizer": round(trainable * (12 if stage else 8) / shared["optimizer"]),
-        "activations": round(2 * train.micro_batch * length * layers * (34 * hidden + scores)),
+        # Two moments, and where ZeRO updates a copy of the weights that copy.
+        "optimizer": round(trainable * (12 if copied else 8) / shared["optimizer"]),
+        "activations": round(2 * train.micro_batch * length * kept),
         "logits": round(3 * 4 * targets * config.vocab_size),
         # The saver's copy, kept from the first save on: weights and moments in float32. At ZeRO 0 rank 0 has all of it,
         # above each its part; either way it is this much for all ranks of this machine together.
-        "save": round(12 * trainable / ranks),
+        "save": round(12 * (trainable + away) / train.ranks),
         "runtime": RUNTIME_BYTES,
     }
+
+
+def _cut(train: Train, model: nn.Module) -> int:
+    """Elements of the matrices that ranks hold together: none without tensor parallelism.
+
+    Raises:
+        BadInput: this model's cannot be cut so.
+    """
+    if train.tensor_parallel == 1:
+        return 0
+    tensor_parallel.check(model.config, train.tensor_parallel)
+    return tensor_parallel.cut(model)
 
 
 def show(plan: dict[str, Any]) -> None:

@@ -17,9 +17,9 @@ from trainer.memory import (
     Layout,
     Method,
     Shape,
+    at_start,
     bytes_per_rank,
     explained,
-    in_float32,
     largest_micro_batch,
     total,
     trainable,
@@ -40,8 +40,8 @@ PAIRED = {
 }
 """What to know of a training on preference pairs."""
 
-CHECKPOINT = 14
-"""Bytes of a checkpoint for each parameter that learns: float32 weights, two moments, bfloat16 weights."""
+CHECKPOINT = 12
+"""Bytes of a checkpoint for each parameter that learns: weights and two moments in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def propose(
         **recipe, "ranks": cards.count, "dtype": "bfloat16", "steps": chosen.steps, "tokens": round(tokens),
         "epochs": chosen.packs / packs.count if packs.count else None,
         "bytes_per_rank": memory, "bytes_why": explained(layout, length=packs.length),
-        "bytes_needed": sum(memory.values()) * cards.count,
+        "bytes_needed": total(shape, layout, length=packs.length, targets=packs.targets) * cards.count,
         "bytes_available": usable(cards.memory) * cards.count, "fits": chosen.fits, "measured": False, **time,
         "gpus": cards.count, "gpu_memory": cards.memory, "gpu_flops": cards.flops, "mfu": cards.mfu,
         "cost": None if cards.price is None else time["gpu_hours"] * cards.price,
@@ -100,30 +100,34 @@ def choose(train: Train, shape: Shape, packs: Packs, cards: Cards, *, goal: Goal
     method = recipes.choose_method(goal, fits, asked=asked, adapter=shape.adapter * train.lora.rank, learnt=learnt)
     again = recipes.choose_checkpointing(rooms[method.value])
     room = {stage: fitting for (on, stage), fitting in rooms[method.value].items() if on == again.value}
-    stage = recipes.choose_stage(room, ranks=ranks)
-    batch = recipes.choose_batch(
-        goal, method.value, parameters=shape.parameters, length=packs.length, packs=amount, ranks=ranks
-    )
-    micro = recipes.choose_micro_batch(room[stage.value], batch=batch.value, ranks=ranks)
-    accumulation = recipes.choose_accumulation(micro.value, batch=batch.value, ranks=ranks)
-    steps = math.ceil(amount / (micro.value * accumulation.value))
+    stage = recipes.choose_stage(room)
     layout = Layout(
-        method=method.value, lora_rank=train.lora.rank, ranks=ranks, stage=stage.value, checkpointing=again.value,
-        micro_batch=micro.value,
+        method=method.value, lora_rank=train.lora.rank, ranks=ranks, stage=stage.value, checkpointing=again.value
+    )
+    together = recipes.choose_tensor_parallel(
+        goal, method.value, parameters=shape.parameters, stage=stage.value, memory=cards.memory,
+        rooms=_rooms_together(shape, layout, packs, cards),
     )  # fmt: skip
+    sharing = ranks // together.value  # who holds matrices together sees the same packs
+    batch = recipes.choose_batch(
+        goal, method.value, parameters=shape.parameters, length=packs.length, packs=amount, ranks=sharing
+    )
+    layout = replace(layout, together=together.value)
+    micro = recipes.choose_micro_batch(_room(shape, layout, packs, cards), batch=batch.value, ranks=sharing)
+    each = "card" if together.value == 1 else "group"
+    accumulation = recipes.choose_accumulation(micro.value, batch=batch.value, ranks=sharing, each=each)
+    steps = math.ceil(amount / (micro.value * accumulation.value))
+    layout = replace(layout, micro_batch=micro.value)
     choices: dict[str, Choice[Any]] = {
-        "method": method, "zero_stage": stage, "gradient_checkpointing": again, "global_batch": batch,
-        "micro_batch": micro, "accumulation": accumulation,
+        "method": method, "zero_stage": stage, "gradient_checkpointing": again, "tensor_parallel": together,
+        "pipeline_parallel": recipes.choose_pipeline_parallel(), "global_batch": batch, "micro_batch": micro,
+        "accumulation": accumulation,
         "learning_rate": recipes.choose_learning_rate(goal, method.value, parameters=shape.parameters),
         "warmup_steps": recipes.choose_warmup(steps, goal),
         "schedule": recipes.choose_schedule(goal),
         "checkpoint_minutes": recipes.choose_checkpoint_minutes(
             CHECKPOINT * trainable(shape, layout), ranks=ranks, most=train.checkpoint.every_minutes
         ),
-        "tensor_parallel": recipes.advise_tensor_parallel(
-            parameters=shape.parameters, heads=shape.heads, ranks=ranks, memory=cards.memory
-        ),
-        "pipeline_parallel": recipes.choose_pipeline_parallel(),
     }  # fmt: skip
     return Chosen(layout=layout, choices=choices, fits=fits[method.value], packs=amount, steps=steps)
 
@@ -132,7 +136,7 @@ def show(plan: dict[str, Any]) -> None:
     """The plan as a table for people."""
     share = plan["flops_of_weights"] / plan["flops"]
     learn = "all" if plan["trainable"] == plan["parameters"] else f"{plan['trainable']:,}"
-    card = sum(plan["bytes_per_rank"].values())
+    card = plan["bytes_needed"] / plan["gpus"]
     epochs = "" if plan["epochs"] is None else f", {plan['epochs']:.2f} times the data"
     speed = f"{number(plan['gpus'])} of {plan['gpu_flops'] / 1e12:g} TFLOP/s at an MFU of {plan['mfu']:.0%}, assumed"
     room = f"of {gib(plan['bytes_available'] / plan['gpus'])} that can be used"
@@ -157,17 +161,30 @@ def show(plan: dict[str, Any]) -> None:
 def _rooms(method: Method, train: Train, shape: Shape, packs: Packs, cards: Cards) -> dict[tuple[bool, int], int]:
     """Packs that a card has room for, by gradient checkpointing and ZeRO stage.
 
-    A card alone shares with nobody, and weights in 4 bits are not shared out.
+    A card alone shares with nobody. Frozen weights are not shared out: in 4 bits they cannot be, and stage 3 would
+    keep them in float32.
     """
     layout = Layout(method=method, lora_rank=train.lora.rank, ranks=cards.count)
     return {
-        (again, stage): largest_micro_batch(
-            shape, replace(layout, stage=stage, checkpointing=again), length=packs.length, targets=packs.targets,
-            memory=cards.memory,
-        )
+        (again, stage): _room(shape, replace(layout, stage=stage, checkpointing=again), packs, cards)
         for again in (False, True)
-        for stage in (range(3 if method == "qlora" else 4) if cards.count > 1 else (0,))
-    }  # fmt: skip
+        for stage in (range(4 if method == "full" else 3) if cards.count > 1 else (0,))
+    }
+
+
+def _rooms_together(shape: Shape, layout: Layout, packs: Packs, cards: Cards) -> dict[int, int]:
+    """Packs that a card has room for, by how many of a node hold each matrix together."""
+    degrees = [size for size in (2, 4, 8) if size <= shape.widest and _node(cards.count) % size == 0]
+    return {size: _room(shape, replace(layout, together=size), packs, cards) for size in degrees}
+
+
+def _room(shape: Shape, layout: Layout, packs: Packs, cards: Cards) -> int:
+    return largest_micro_batch(shape, layout, length=packs.length, targets=packs.targets, memory=cards.memory)
+
+
+def _node(ranks: int) -> int:
+    """Cards of each node."""
+    return next(size for size in range(min(ranks, NODE), 0, -1) if ranks % size == 0)
 
 
 def _time(
@@ -199,47 +216,35 @@ def _remarks(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards, goal: Goa
     blind = f"no data given: packs are taken to be full, and {share:.0%} of their tokens to be learnt from"
     remarks = [
         f"{amount}; there are {packs.count}" if packs.count else f"{amount}; {blind}",
-        _beyond(shape, chosen, packs, cards),
+        _counted(shape, chosen.layout),
         f"saving keeps a copy in the hosts' memory: {gib(CHECKPOINT * trainable(shape, chosen.layout))} in all, shared "
         "out as the optimizer is",
     ]
     if goal in PAIRED:
         remarks.append(PAIRED[goal])
-    if chosen.layout.checkpointing:
-        remarks.append("gradient checkpointing has no field in the spec yet, so it is not among the sets")
     if not chosen.fits:
         remarks.append(refusal(shape, chosen.layout, packs, cards, goal))
     return remarks
 
 
-def _beyond(shape: Shape, chosen: Chosen, packs: Packs, cards: Cards) -> str:
-    """What this trainer takes of a card beside what is counted, and whether there is room for that too."""
-    more = in_float32(shape, chosen.layout)
-    whole = more + total(shape, chosen.layout, length=packs.length, targets=packs.targets)
-    crowded = chosen.fits and whole > usable(cards.memory)
-    return (
-        "counted is mixed precision as published; this trainer keeps what learns in float32, which takes about "
-        f"{gib(more)} of each card more" + (f", and there is no room for it: {_less(chosen.layout)}" if crowded else "")
-    )
-
-
-def _less(layout: Layout) -> str:
-    """What takes less of a card than this layout does."""
-    ways = [
-        *(["lower train.micro_batch"] if layout.micro_batch > 1 else []),
-        *(["raise train.zero_stage"] if layout.stage < 3 and layout.ranks > 1 else []),
-    ]
-    return ", or ".join(ways) or "take more cards, or larger ones"
+def _counted(shape: Shape, layout: Layout) -> str:
+    """What stands behind the bytes, and what is not a kind of its own."""
+    said = "what learns is kept in float32: mixed precision as published, in 2 bytes, would take less of a card"
+    if start := at_start(shape, layout):
+        said += f"; before ZeRO 3 shares the model out it is whole on each, and takes {gib(start)}"
+    return said
 
 
 def _sets(goal: Goal, recipe: dict[str, Any], steps: int, ranks: int) -> list[str]:
     """The recipe as --set takes it."""
-    node = next(size for size in range(min(ranks, NODE), 0, -1) if ranks % size == 0)
+    node = _node(ranks)
     values = {
         **({} if goal == "sft" else {"objective": goal}), "method": recipe["method"], "max_steps": steps,
         "learning_rate": f"{recipe['learning_rate']:.1e}",  # YAML takes 2e-05 for a text
 
         **{name: recipe[name] for name in ("warmup_steps", "schedule", "micro_batch", "accumulation", "zero_stage")},
+        **({"checkpoint_activations": "true"} if recipe["gradient_checkpointing"] else {}),
+        **({"tensor_parallel": recipe["tensor_parallel"]} if recipe["tensor_parallel"] > 1 else {}),
         "ranks": ranks, "nodes": ranks // node, "gpus_per_node": node, "dtype": "bfloat16",
         "checkpoint.every_minutes": recipe["checkpoint_minutes"],
     }  # fmt: skip

@@ -113,7 +113,7 @@ def choose_checkpointing(rooms: Mapping[tuple[bool, int], int]) -> Choice[bool]:
     return Choice(True, "activations fit at no ZeRO stage without it; it costs another forward pass")
 
 
-def choose_stage(rooms: Mapping[int, int], *, ranks: int) -> Choice[int]:
+def choose_stage(rooms: Mapping[int, int]) -> Choice[int]:
     """The lowest ZeRO stage with room for a pack; where there is none, the highest.
 
     `rooms` are those with gradient checkpointing as it was chosen: arithmetic is dearer than messages.
@@ -154,11 +154,14 @@ def choose_micro_batch(room: int, *, batch: int, ranks: int) -> Choice[int]:
     return Choice(min(room, share), told)
 
 
-def choose_accumulation(micro_batch: int, *, batch: int, ranks: int) -> Choice[int]:
-    """Micro batches of one step over all ranks, as the spec counts them: a multiple of the ranks, nearest the batch."""
+def choose_accumulation(micro_batch: int, *, batch: int, ranks: int, each: str = "card") -> Choice[int]:
+    """Micro batches of one step over all ranks, as the spec counts them: a multiple of the ranks, nearest the batch.
+
+    Where cards hold matrices together, `ranks` are the groups of them, and `each` says so.
+    """
     own = max(1, round(batch / (micro_batch * ranks)))
     packs = own * ranks * micro_batch
-    return Choice(own * ranks, f"{own} a card, so a step learns from {packs} packs")
+    return Choice(own * ranks, f"{own} a {each}, so a step learns from {packs} packs")
 
 
 def choose_learning_rate(goal: Goal, method: Method, *, parameters: int) -> Choice[float]:
@@ -212,17 +215,20 @@ def choose_checkpoint_minutes(size: int, *, ranks: int, most: float) -> Choice[f
     return Choice(round(best, 1), told)
 
 
-def advise_tensor_parallel(*, parameters: int, heads: int, ranks: int, memory: int) -> Choice[int]:
-    """How many cards might share each matrix: advice, for the other choices are made without it."""
+def choose_tensor_parallel(
+    goal: Goal, method: Method, *, parameters: int, stage: int, memory: int, rooms: Mapping[int, int]
+) -> Choice[int]:
+    """How many cards of a node hold each matrix together, of those in `rooms` (packs at once by how many)."""
     if parameters < WIDE_FROM:
         return Choice(1, f"below {WIDE_FROM / 1e9:g} billion parameters ZeRO is enough")
-    # Our rule: so many cards that weights and gradients of 2 bytes each take half of their memory.
-    degree = next((n for n in (2, 4, 8) if 4 * parameters / n <= memory / 2), 8)
-    while degree > 1 and (degree > ranks or heads % degree):
-        degree //= 2
-    return Choice(
-        degree, "worth a trial within a node, for full training at ZeRO 1 or 2; advice: the rest is planned without"
-    )
+    if method != "full" or stage not in (1, 2) or goal in PREFERENCE_SHARE:
+        return Choice(1, "it goes with full training at ZeRO 1 or 2, and not with pairs")
+    fits = sorted(degree for degree, room in rooms.items() if room)
+    if not fits:
+        return Choice(1, "the model's matrices, or the cards of a node, are not to be divided so")
+    # Our rule: so many cards that weights and gradients of 4 bytes each take half of their memory.
+    degree = next((degree for degree in fits if 8 * parameters / degree <= memory / 2), fits[-1])
+    return Choice(degree, "cards of a node hold each matrix together, so that more packs fit on them")
 
 
 def choose_pipeline_parallel() -> Choice[int]:

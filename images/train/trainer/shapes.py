@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from refit.errors import BadInput
 from refit.spec import Train
+from trainer import tensor_parallel
 from trainer.memory import Shape
 from trainer.objective import adapt
 
@@ -61,6 +62,11 @@ def trained_model(base: Path, train: Train) -> nn.Module:
         return adapt(model, train) if train.method != "full" else model
 
 
+def text_config(model: nn.Module) -> Any:
+    """The config of a model's decoder, which in one that also sees or hears is a part of the whole."""
+    return model.config.get_text_config()  # type: ignore[operator, union-attr]
+
+
 def count(model: nn.Module) -> tuple[int, int]:
     """All parameters and the trained ones; tied ones count once."""
     parameters = list(model.parameters())
@@ -74,7 +80,7 @@ def shape_of(base: Path) -> Shape:
         BadInput: no dense decoder. Of a mixture of experts a token sees a part only, and no formula here knows which.
     """
     model = model_of(base)
-    config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    config = text_config(model)
     experts = next((int(n) for name in EXPERTS if (n := getattr(config, name, None))), 0)
     if experts > 1:
         raise BadInput(f"{base}: a mixture of {experts} experts; plans for cards know dense models only.")
@@ -99,7 +105,19 @@ def _shape(model: nn.Module, config: Any) -> Shape:
         inner=getattr(config, "intermediate_size", None) or 4 * hidden,
         gated=any(name.endswith(("gate_proj", "gate_up_proj")) for name, _ in model.named_modules()),
         vocabulary=config.vocab_size, ends=sum(ends.values()), adapter=sum(sum(weight.shape) for weight in linear),
+        widest=_widest(model.config),
     )  # fmt: skip
+
+
+def _widest(config: Any) -> int:
+    """The most ranks of 1, 2, 4 and 8 that can hold a model's matrices together."""
+    for size in (8, 4, 2):
+        try:
+            tensor_parallel.check(config, size)
+        except BadInput:
+            continue
+        return size
+    return 1
 
 
 def _linear(module: nn.Module) -> bool:

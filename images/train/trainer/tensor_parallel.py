@@ -8,6 +8,7 @@ are whole on every rank. What is here says what may be cut, and where each shard
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,6 +51,20 @@ def check(config: Any, size: int) -> None:
                 f"train.tensor_parallel is {size}, and the model's {name} is {getattr(config, name)}: it must be a "
                 "multiple. Set train.tensor_parallel to a divisor of it."
             )
+
+
+def cut(model: nn.Module) -> int:
+    """Elements of all matrices of a whole model that are cut: of the linear layers that its plan names."""
+    named = [
+        re.compile(rf"(.*\.)?{re.escape(name).replace(re.escape('*'), '[^.]+')}")
+        for name, style in model.config.base_model_tp_plan.items()  # type: ignore[operator, union-attr]
+        if style in ("colwise", "rowwise")
+    ]
+    return sum(
+        module.weight.numel()
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and any(one.fullmatch(name) for one in named)
+    )
 
 
 def windows(module: nn.Module) -> dict[str, Window]:

@@ -168,7 +168,7 @@ class Train(Spec):
     )
     # These came later: at their defaults they are left out of the fingerprint, so that what was trained before them,
     # and what is under way, keeps its name.
-    came_later: ClassVar[frozenset[str]] = frozenset({"objective", "preference", "skip"})
+    came_later: ClassVar[frozenset[str]] = frozenset({"objective", "preference", "skip", "checkpoint_activations"})
 
     base: Uri
     # A checkpoint of another training of this base by this method, full or of weights alone: step 0 has its weights.
@@ -209,6 +209,8 @@ class Train(Spec):
     offload: Literal["none", "optimizer", "all"] = "none"
     # So many ranks hold each matrix together and see the same packs; with ZeRO 1 or 2 among the groups of them.
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    # Keep a layer's input only and compute the layer again on the way back: less memory for another forward pass.
+    checkpoint_activations: bool = False
     lora: Lora = Lora()
     # What matrices are multiplied in; trained weights and the optimizer are always float32. "auto" is bfloat16 where
     # the processor (or the card) computes in it, which is twice as fast there and many times slower elsewhere.
