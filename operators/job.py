@@ -113,10 +113,11 @@ class JobOperator(KubernetesPodOperator):
         backend = backends.named(backends.chosen())
         job = job if backend.adopt(job.output) else self.before_start(job)
         cursor = backend.end_of_log(job.output)
+        asked = datetime.now(UTC)
         started = backend.submit(job, pod=lambda: self.build_pod(job, context))
         self.log.info("%s %s, a %s job; its folder is %s", "started" if started else "adopted", job.id, backend.name,
                       job.output)  # fmt: skip
-        projection.project(job, context["run_id"])
+        projection.project(job, context["run_id"], asked=asked if started else None)
         return self._wait(job, backend, cursor, context)
 
     def conclude(self, context: Context, event: dict[str, Any]) -> str:

@@ -43,9 +43,12 @@ def connection() -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         yield open_connection
 
 
-def project(job: Job, run_id: str | None = None) -> bool:
-    """Copy a job and its events. True when Postgres has them all; False when it is away (nothing is raised)."""
-    return _quietly(lambda database: _project(database, job, run_id))
+def project(job: Job, run_id: str | None = None, *, asked: datetime | None = None) -> bool:
+    """Copy a job and its events. True when Postgres has them all; False when it is away (nothing is raised).
+
+    `asked` is given by who has just submitted the job, and is when it was about to: the job waited from then on.
+    """
+    return _quietly(lambda database: _project(database, job, run_id, asked))
 
 
 def mark(job: Job, state: State, reason: str) -> bool:
@@ -58,9 +61,11 @@ def mark(job: Job, state: State, reason: str) -> bool:
     def write(database: psycopg.Connection[tuple[Any, ...]]) -> None:
         with suppress(RefitError, OSError):  # the store may be what is away
             _project(database, job, None)
+        # It was submitted, also where that could not be written down.
+        _mark(database, job, State.SCHEDULED, f"attempt {job.attempt} was submitted", only=frozenset({State.PENDING}))
         _mark(database, job, state, reason)
         if state is State.SUSPENDED:
-            _mark(database, job, State.FAILED, reason, only=_BEFORE_IT_RUNS)
+            _mark(database, job, State.FAILED, reason, only=frozenset({State.SCHEDULED}))
 
     return _quietly(write)
 
@@ -104,7 +109,9 @@ def quarantine_node(**row: Any) -> bool:
     return _quietly(lambda database: database.execute(query("quarantine_node"), row))
 
 
-def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: str | None) -> None:
+def _project(
+    database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: str | None, asked: datetime | None = None
+) -> None:
     store = store_for(job.output)
     try:
         events = read_events(store.read(join(job.output, EVENTS)).decode())
@@ -117,27 +124,51 @@ def _project(database: psycopg.Connection[tuple[Any, ...]], job: Job, run_id: st
         {"id": job.id, "kind": job.kind, "pipeline": job.pipeline, "team": job.team, "owner": job.owner,
          "run_id": run_id, "output": job.output},
     )  # fmt: skip
+    if asked is not None:
+        _copy(database, job, [event for event in events if str(event.get("at")) < asked.isoformat()])
+        _submitted(database, job, asked)
+    elif not events:
+        _pending(database, job, datetime.now(UTC))
+    _copy(database, job, events, facts=json.dumps(manifest.facts, default=str) if manifest else None)
+    if manifest is not None:  # its success, whatever the last event says: a kill may have come before that was told
+        database.execute(
+            query("project_commit"),
+            {"job": job.id, "devices": _devices(job), "at": manifest.created, "reason": UNTOLD},
+        )  # fmt: skip
+
+
+def _copy(
+    database: psycopg.Connection[tuple[Any, ...]], job: Job, events: list[dict[str, Any]], facts: str | None = None
+) -> None:
+    """Copy what a job said, and have its row say where it stands by that."""
     known = {"job", "sequence", "at", "state", "reason", "attempt"}
     for event in events:
         details = {name: value for name, value in event.items() if name not in known}
         row = {name: event.get(name) for name in known} | {"job": job.id, "details": json.dumps(details)}
         database.execute(query("project_event"), row)
-    train = job.spec.train
-    devices = train.nodes * train.gpus_per_node if job.kind in ("trial", "smoke", "train", "early") else 0
-    facts = json.dumps(manifest.facts, default=str) if manifest else None
     hosts = [host for event in events if (host := host_of(event))]
     database.execute(
         query("project_state"),
-        {"job": job.id, "facts": facts, "devices": devices, "host": hosts[-1] if hosts else None},
+        {"job": job.id, "facts": facts, "devices": _devices(job), "host": hosts[-1] if hosts else None},
     )
-    if manifest is not None:  # its success, whatever the last event says: a kill may have come before that was told
-        database.execute(
-            query("project_commit"),
-            {"job": job.id, "devices": devices, "at": manifest.created, "reason": UNTOLD},
-        )  # fmt: skip
 
 
-_BEFORE_IT_RUNS = frozenset({State.PENDING, State.SCHEDULED})
+def _devices(job: Job) -> int:
+    train = job.spec.train
+    return train.nodes * train.gpus_per_node if job.kind in ("trial", "smoke", "train", "early") else 0
+
+
+def _pending(database: psycopg.Connection[tuple[Any, ...]], job: Job, at: datetime) -> None:
+    """A job begins as pending, as its row does."""
+    database.execute(query("project_pending"), {"job": job.id, "at": at, "attempt": job.attempt})
+
+
+def _submitted(database: psycopg.Connection[tuple[Any, ...]], job: Job, asked: datetime) -> None:
+    """A job is scheduled: for the first time, or once more. One that is said to run is left to what it says itself."""
+    _pending(database, job, asked)
+    ended = frozenset({State.FAILED, State.SUSPENDED})
+    _mark(database, job, State.RETRYING, f"attempt {job.attempt}", only=ended, at=asked)
+    _mark(database, job, State.SCHEDULED, f"attempt {job.attempt} is submitted")
 
 
 def _mark(

@@ -13,6 +13,13 @@ INSERT INTO job_events (job, sequence, at, state, reason, attempt, details)
 VALUES (%(job)s, %(sequence)s, %(at)s, %(state)s, %(reason)s, %(attempt)s, %(details)s)
 ON CONFLICT (job, sequence, mark) DO NOTHING;
 
+-- name: project_pending
+-- What a job begins with, before it or anybody has said something of it.
+INSERT INTO job_events (job, sequence, mark, at, state, reason, attempt)
+SELECT %(job)s, 0, 1, %(at)s, 'pending', 'waits to be submitted', %(attempt)s
+WHERE NOT EXISTS (SELECT FROM job_events WHERE job = %(job)s)
+ON CONFLICT DO NOTHING;
+
 -- name: project_state
 -- A job stands where its newest event or mark says; its time runs from its own first event to its own last.
 UPDATE jobs SET

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import boto3
@@ -110,6 +111,53 @@ def test_a_process_that_finds_the_job_taken_leaves_its_state_and_its_numbers_alo
     run(job, first)
     assert [event["sequence"] for event in events(job)] == [1, 2, 3, 4, 5]
     assert [event["state"] for event in events(job)] == ["running", "running", "retrying", "running", "succeeded"]
+
+
+def ends(how: str) -> Manifest:
+    """The end of a process that does a job."""
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "suspended":
+        raise Preempted("told to stop")
+    return Manifest(kind="job", fingerprint="f", facts={"answer": 7})
+
+
+@pytest.mark.parametrize(
+    ("how", "after"),
+    [
+        ("suspended", ["running", "running", "suspended", "retrying", "running", "running", "succeeded"]),
+        ("killed", ["running", "running", "retrying", "running", "running", "succeeded"]),
+        ("succeeded", ["running", "running", "succeeded"]),
+    ],
+)
+def test_who_waits_for_a_process_of_the_job_begins_after_its_last_word(
+    job: Job, tmp_path: Path, how: str, after: list[str]
+) -> None:
+    """A trainer that waited for one that was told to stop fell over "a suspended job cannot become running"."""
+
+    def first(running: JobRun) -> Manifest:
+        (tmp_path / "here").touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return ends(how)
+
+    def second(running: JobRun) -> Manifest:
+        (tmp_path / "go").touch()
+        running.follow()
+        running.event(State.RUNNING, "a remark")
+        return done(running)
+
+    if (child := os.fork()) == 0:
+        try:
+            run(job, first)
+        finally:
+            os._exit(0)
+    while not (tmp_path / "here").exists():
+        time.sleep(0.01)
+    answer = run(job.model_copy(update={"attempt": 2}), second)
+    os.waitpid(child, 0)
+    assert answer.facts == {"answer": 7 if how == "succeeded" else 42}
+    assert [event["state"] for event in events(job)] == after
 
 
 def test_a_job_whose_manifest_was_taken_away_is_done_anew_and_says_so(job: Job) -> None:

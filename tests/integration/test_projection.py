@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def test_a_job_s_events_are_copied_once_however_often_it_is_done(
     run.event(State.SUSPENDED, "sent away")
     for _ in range(3):
         assert projection.project(job)
-    assert rows(database, "SELECT sequence, state FROM job_events ORDER BY 1") == [(1, "running"), (2, "suspended")]
+    told = rows(database, "SELECT sequence, state FROM job_events ORDER BY 1")
+    assert told == [(0, "pending"), (1, "running"), (2, "suspended")]
     ((state, reason, host, run_id, ended),) = rows(database, "SELECT state, reason, host, run_id, ended_at FROM jobs")
     assert (state, reason, host, run_id) == ("suspended", "sent away", "node-7", "r1")
     assert ended is not None
@@ -164,9 +166,72 @@ def test_what_a_job_said_while_it_was_stopped_comes_before_the_mark(
     assert told[-2:] == [("running", "attempt 1 on a"), ("suspended", "told to stop; step 4 is in a checkpoint")]
 
 
-def test_a_job_that_is_stopped_before_it_ran_has_failed(database: psycopg.Connection[Any], job: Job) -> None:
+@pytest.mark.parametrize("written", [True, False])
+def test_a_job_that_is_stopped_before_it_ran_has_failed_and_one_that_is_lost_is_retried(
+    database: psycopg.Connection[Any], job: Job, written: bool
+) -> None:
+    """Also where the database was away when they were submitted."""
+    other = job.model_copy(update={"id": "lost"})
+    for one in (job, other) if written else ():
+        projection.project(one, asked=datetime.now(UTC))
     projection.mark(job, State.SUSPENDED, "stopped")
-    assert rows(database, "SELECT state, reason FROM jobs") == [("failed", "stopped")]
+    projection.mark(other, State.RETRYING, "node lost")
+    assert rows(database, "SELECT state, reason FROM jobs ORDER BY id = 'lost'") == [
+        ("failed", "stopped"), ("retrying", "node lost")
+    ]  # fmt: skip
+    assert rows(database, "SELECT state FROM job_events WHERE job = 'lost' ORDER BY sequence, mark") == [
+        ("pending",), ("scheduled",), ("retrying",)
+    ]  # fmt: skip
+
+
+def told_of(database: psycopg.Connection[Any]) -> list[State]:
+    """What the history of the one job says, each change one that is drawn."""
+    said = [State(state) for (state,) in rows(database, "SELECT state FROM job_events ORDER BY sequence, mark")]
+    assert all(then in states.NEXT[now] for now, then in pairwise(said)), said
+    return said
+
+
+def test_a_job_waits_and_is_scheduled_before_it_runs_and_again_before_it_is_retried(
+    database: psycopg.Connection[Any], job: Job, tmp_path: Path
+) -> None:
+    """Nothing told how long a job had waited, nor that a new try was on its way."""
+    asked = datetime.now(UTC)
+    projection.project(job, "r1", asked=asked)
+    assert rows(database, "SELECT state, started_at, device_seconds FROM jobs") == [("scheduled", None, 0)]
+    assert rows(database, "SELECT at FROM job_events WHERE state = 'pending'") == [(asked,)]
+    run = JobRun(job, tmp_path / "out")
+    run.event(State.RUNNING, "attempt 1 on a")
+    projection.project(job)
+    projection.mark(job, State.RETRYING, "killed")
+    second = job.model_copy(update={"attempt": 2})
+    projection.project(second, "r1", asked=datetime.now(UTC))
+    assert rows(database, "SELECT state, attempt FROM jobs") == [("scheduled", 2)]
+    again = JobRun(second, tmp_path / "out")
+    again.again(alone=True)
+    again.event(State.RUNNING, "attempt 2 on a")
+    again.event(State.FAILED, "diverged")
+    projection.project(second)
+    projection.mark(second, State.FAILED, "diverged")
+    projection.project(job, "r2", asked=datetime.now(UTC))
+    assert told_of(database) == [
+        "pending", "scheduled", "running", "retrying", "scheduled", "retrying", "running", "failed", "retrying",
+        "scheduled",
+    ]  # fmt: skip
+    assert rows(database, "SELECT state, run_id, ended_at FROM jobs") == [("scheduled", "r2", None)]
+
+
+def test_a_history_that_begins_late_is_in_order(database: psycopg.Connection[Any], job: Job, tmp_path: Path) -> None:
+    """The database was away for the first try, and the second had begun before it was told of."""
+    run = JobRun(job, tmp_path / "out")
+    run.event(State.RUNNING, "attempt 1 on a")
+    run.event(State.SUSPENDED, "told to stop")
+    asked = datetime.now(UTC)
+    run.again()
+    run.event(State.RUNNING, "attempt 2 on a")
+    for _ in range(2):
+        projection.project(job, "r1", asked=asked)
+    assert told_of(database) == ["running", "suspended", "retrying", "scheduled", "retrying", "running"]
+    assert rows(database, "SELECT state FROM jobs") == [("running",)]
 
 
 def test_a_run_is_rewritten_by_its_last_word_and_an_alert_is_raised_once(database: psycopg.Connection[Any]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
@@ -128,6 +129,25 @@ def test_what_a_refused_data_job_put_into_quarantine_is_copied_and_the_task_stil
     with pytest.raises(RefitError, match=f"as told: {said}"):
         operator.conclude(context, event)
     assert [job.output for job in asked] == [operator.folder] * copied
+
+
+@pytest.mark.integration
+def test_the_history_of_a_job_that_ended_without_a_word_and_was_tried_again_is_whole(
+    prepare: Callable[..., CorpusOperator], context: dict[str, Any], fire: Fire, database: psycopg.Connection[Any]
+) -> None:
+    """It began with running, and what Airflow knew of it was in no event."""
+    event = fire(deferred(prepare(("exit", 30)), context).trigger)
+    with pytest.raises(Infrastructure):
+        prepare(("exit", 30)).conclude(context, event)
+    context["ti"].try_number = 2
+    second = prepare(options={"outputs": {"dataset": "file:///d"}})
+    event = fire(deferred(second, context).trigger)
+    second.conclude(context, event)
+    told = database.execute(b"SELECT state, attempt FROM job_events ORDER BY sequence, mark").fetchall()
+    assert told == [
+        ("pending", 1), ("scheduled", 1), ("running", 1), ("retrying", 1),
+        ("scheduled", 2), ("retrying", 2), ("running", 2), ("succeeded", 2),
+    ]  # fmt: skip
 
 
 def test_a_clean_exit_without_a_manifest_is_no_success(

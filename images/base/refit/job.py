@@ -25,15 +25,19 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from refit import files, fingerprint, log, states
+from refit import files, fingerprint, log, place, states
 from refit.errors import BadInput, BadSpec, Occupied, Preempted, RefitError, StoreUnavailable
 from refit.manifest import MANIFEST, Manifest
 from refit.pipeline import explain
+from refit.place import Place
 from refit.spec import Pipeline
 from refit.states import State
 from refit.store import FileStore, Store, cache_folder, join, store_for
 
 JOB, EVENTS, STATUS = "job.json", "events.jsonl", "status.json"
+
+FOLLOW_SECONDS = 20.0
+"""How long who has the output of a job waits for its predecessor to say its last word."""
 
 UNTOLD = "its manifest is there; who wrote it was ended before it could say so"
 """The reason of a success that a kill kept from being told."""
@@ -96,9 +100,10 @@ class JobRun:
     The folder is local; on S3 it is a scratch folder whose small files are uploaded as they change.
     """
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: Job, folder: Path, place: Place | None = None) -> None:
         self.job = job
         self.folder = folder
+        self._place = place
         self.store: Store = store_for(job.output)
         self._started = time.time()
         self._status: dict[str, Any] = {}
@@ -142,6 +147,25 @@ class JobRun:
             self._record(State.RETRYING, "had succeeded, and its manifest is gone: it is done anew", checked=False)
         elif alone and now is State.RUNNING:
             self._record(State.RETRYING, f"who ran it last ended without a word; attempt {self.job.attempt}")
+
+    def begin(self) -> None:
+        """Record that this attempt runs, and that it is another where it is."""
+        self.again(alone=self._place is not None and self._place.alone)
+        host = socket.gethostname()
+        self.event(State.RUNNING, f"attempt {self.job.attempt} on {host}", pid=os.getpid(), node=host)
+
+    def follow(self) -> None:
+        """Begin anew where another process ran the job when this one came, and has ended since: what it said last is
+        not what this one goes on from. Called by who has been given its place.
+
+        Raises:
+            Occupied: it has done the job.
+        """
+        if self._place is None or not self._place.shared or not self._place.wait(FOLLOW_SECONDS):
+            return
+        if self.store.manifest(self.job.output) is not None:
+            raise Occupied(f"{self.job.output}: who ran the job before has done it. Ask again: it is answered.")
+        self.begin()
 
     def answered(self) -> None:
         """Say of a job whose manifest is there that it has succeeded, where a kill kept that from being said."""
@@ -213,22 +237,21 @@ def run(job: Job, handler: Handler) -> Manifest:
         return done
     log.bind(job=job.id)
     folder = _folder_of(job.output, store)
-    with _alone(folder) as alone:
-        return _attempt(JobRun(job, folder), handler, alone=alone)
+    with place.taken(folder) as ours:
+        return _attempt(JobRun(job, folder, ours), handler)
 
 
-def _attempt(running: JobRun, handler: Handler, *, alone: bool) -> Manifest:
+def _attempt(running: JobRun, handler: Handler) -> Manifest:
     """Do a job's work with its events around it."""
-    job = running.job
-    running.again(alone=alone)
-    running.event(
-        State.RUNNING, f"attempt {job.attempt} on {socket.gethostname()}", pid=os.getpid(), node=socket.gethostname()
-    )
+    running.begin()
     running.progress("start", 0, 1)
     try:
         manifest = running.commit(handler(running))
     except Occupied:
-        raise  # it is the other's job, and the other's to tell of
+        done = running.store.manifest(running.job.output)
+        if done is None:
+            raise  # it is the other's job, and the other's to tell of
+        return done
     except RefitError as error:
         state = State.SUSPENDED if isinstance(error, Preempted) else State.FAILED
         running.event(state, str(error), exit_code=error.exit_code, error=type(error).__name__)
@@ -309,28 +332,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Whether no living process of this machine runs the job of a folder beside this one, which runs it from here on.
-
-    The lock is the kernel's and on the folder itself: it is gone once its holder is, and leaves no file. Where it
-    cannot be asked for (some network file systems), or children of who was killed live on, the answer is no.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield _locks(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _locks(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def report(manifest: Manifest, output: str) -> dict[str, Any]:

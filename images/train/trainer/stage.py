@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from refit import log
@@ -105,7 +107,7 @@ def _try(run: JobRun, inputs: Inputs, parts: tuple[str, ...], planned: float | N
     if not parts:
         return {}
     mode: Mode = "trial" if len(parts) > 1 else "overfit" if tried.OVERFIT in parts else "smoke"
-    with writer.sole(run.folder, run.job.output) as token:
+    with _sole(run) as token:
         found = Launcher(
             run, inputs, mode=mode, dtype=arithmetic(run.spec.train), token=token, planned=planned
         ).supervise()
@@ -118,7 +120,7 @@ def _try(run: JobRun, inputs: Inputs, parts: tuple[str, ...], planned: float | N
 def train(run: JobRun) -> Manifest:
     """Train to the end, from wherever an earlier attempt came to, and publish the model."""
     inputs = _locate(run)
-    with writer.sole(run.folder, run.job.output) as token:
+    with _sole(run) as token:
         launcher = Launcher(run, inputs, mode="train", dtype=arithmetic(run.spec.train), token=token)
         result = launcher.supervise()
         export = run.folder / "export"
@@ -170,7 +172,7 @@ def replay(run: JobRun) -> Manifest:
     """
     output = str(run.job.options["of"])
     scene, inputs = scenes.read(output, run.job.options.get("step")), _locate(run)
-    with writer.sole(run.folder, run.job.output) as token:
+    with _sole(run) as token:
         launcher = Launcher(run, inputs, mode="replay", dtype=arithmetic(run.spec.train), token=token, scene=scene)
         found = launcher.supervise()
     before = {record["step"]: record["loss"] for record in read_events(_metrics(output))}
@@ -179,6 +181,14 @@ def replay(run: JobRun) -> Manifest:
     random = tuple(found.pop("random"))
     exact = exact and random == (scene.random or random)
     return _manifest("replay", inputs, facts={"step": scene.step, "why": scene.why, "exact": exact, **found})
+
+
+@contextmanager
+def _sole(run: JobRun) -> Iterator[str]:
+    """Be the only writer of a job's output, after whoever was; the value is the token."""
+    with writer.sole(run.folder, run.job.output) as token:
+        run.follow()
+        yield token
 
 
 def _locate(run: JobRun) -> Inputs:
