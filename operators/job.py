@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.sdk import BaseOperatorLink
 
-from operators import backends, pods, projection, run
+from operators import backends, pods, projection, run, tracking
 from operators.errors import Cancelled, restore
 from operators.links import FolderLink
 from operators.triggers import JobTrigger
@@ -127,7 +127,9 @@ class JobOperator(KubernetesPodOperator):
             error = restore(event)
             projection.project(job, context["run_id"])
             projection.mark(job, State.RETRYING if error.retry else State.FAILED, str(error))
+            tracking.end(job, error)
             raise error
+        tracking.end(job)
         return self.finish(job, committed(job.output), context)
 
     def finish(self, job: Job, manifest: Manifest, context: Context) -> str:

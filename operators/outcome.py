@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from operators import projection, quarantine, run
+from operators import projection, quarantine, run, tracking
 from operators.controller import Controller
 from operators.data import CorpusOperator
 from operators.promotion import mirror_aliases
@@ -83,6 +83,7 @@ def conclude(pipeline: str, team: str, context: Context) -> str:
         with suppress(RefitError):  # a job that never started has no document
             job = Job.load(join(record["output"], JOB))
             projection.project(job, run_id)
+            tracking.catch_up(job)
             if job.kind == CorpusOperator.kind:
                 quarantine.project(job)
     projection.run(id=f"{pipeline}/{run_id}", pipeline=pipeline, team=team, outcome=outcome, why=why,

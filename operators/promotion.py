@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from operators import curves, registry, run
+from operators import registry, run, tracking
 from operators.controller import Controller
 from operators.links import MLflowLink
+from refit.job import JOB, Job
 from refit.manifest import MANIFEST, Manifest
-from refit.store import store_for
+from refit.store import join, store_for
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -55,15 +56,17 @@ class RegistryOperator(BaseOperator):
             raise AirflowSkipException("there is no release to register")
         release = run.read_release(self.release)
         self.pipeline = release.pipeline
-        registry.register(release, manifests=self._manifests(), steps=self._steps())
+        registry.register(release, manifests=self._manifests(), training_run=self._training_run())
         aliases = mirror_aliases(release.pipeline, challenger=release.id)
         self.log.info("MLflow's aliases of %s: %s", release.pipeline, aliases)
         return self.release
 
-    def _steps(self) -> list[dict[str, Any]]:
-        """The steps of the training that made the release."""
+    def _training_run(self) -> str | None:
+        """The run of the training that made the release, with all its steps; None of a model that came without one."""
         place = (self.made_by.get("training") or "").removesuffix("/" + MANIFEST)
-        return curves.read(place) if place else []
+        if not place or not store_for(place).exists(join(place, JOB)):
+            return None
+        return tracking.run_of(Job.load(join(place, JOB)))
 
     def _manifests(self) -> dict[str, Manifest]:
         found = {}

@@ -19,14 +19,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from operators import curves
 from refit import log
 from refit.errors import BadInput, ServerUnavailable
 from refit.manifest import Manifest
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
 CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 RELEASE = "refit.release"
-CURVES = "refit.steps"
-"""The tag of a run whose training's steps are all in it: the last one's number."""
+TRAINING_RUN = "refit.training.run"
+"""The tag that names the run with the curves of the training (`tracking`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +56,14 @@ class Registered:
 
 
 def register(
-    release: Release, manifests: Mapping[str, Manifest] | None = None, steps: Sequence[Mapping[str, Any]] = ()
+    release: Release, manifests: Mapping[str, Manifest] | None = None, training_run: str | None = None
 ) -> Registered:
     """The version of a release; made at the first call, completed (tags, manifests, scores) at later ones.
 
     Args:
         release: what to register, under its line's name.
         manifests: what made and judged it, by role (dataset, training, evaluation, comparison).
-        steps: the records of its training's steps, for the curves of its run.
+        training_run: the run of its training, which has the curves.
 
     Raises:
         BadInput: the model's folder is not there, or no MLflow is named.
@@ -74,8 +73,8 @@ def register(
     if model.content_digest() != release.digest:
         raise BadInput(f"{release.model}: holds {model.content_digest()[:16]}, the release says {release.digest[:16]}.")
     known = {"model": model, **(manifests or {})}
-    tags = tags_of(release, known)
-    with _client() as client:
+    tags = tags_of(release, known) | ({TRAINING_RUN: training_run} if training_run else {})
+    with connected() as client:
         _create_model(client, release)
         run = _run_of(client, release)
         version = _version_of(client, release.pipeline, release.id)
@@ -89,7 +88,6 @@ def register(
             client.set_tag(run.info.run_id, name, value)
         for name, score in scores_of(known).items():
             client.log_metric(run.info.run_id, name, score)
-        _log_curves(client, run, curves.points(steps))
         documents = {role: json.loads(manifest.model_dump_json()) for role, manifest in known.items()}
         for role, document in {"release": release.model_dump(mode="json"), **documents}.items():
             client.log_dict(run.info.run_id, document, f"manifests/{role}.json")
@@ -106,7 +104,7 @@ def set_aliases(
     None, and a release that was never registered, take the alias away: a wrong one is worse than none.
     """
     placed: dict[str, str] = {}
-    with _client() as client:
+    with connected() as client:
         for alias, release in ((CHAMPION, champion), (PREVIOUS, previous), (CHALLENGER, challenger)):
             version = _version_of(client, pipeline, release) if release else None
             now = _version_by_alias(client, pipeline, alias)
@@ -123,7 +121,7 @@ def set_aliases(
 
 def model_of(pipeline: str, alias: str) -> Registered | None:
     """What an alias of a line points at; None where it points at nothing."""
-    with _client() as client:
+    with connected() as client:
         version = _version_by_alias(client, pipeline, alias)
         return _registered(version) if version is not None else None
 
@@ -173,7 +171,13 @@ def _comparison(manifests: Mapping[str, Manifest]) -> dict[str, Any]:
 
 
 @contextmanager
-def _client() -> Iterator[MlflowClient]:
+def connected() -> Iterator[MlflowClient]:
+    """A client of the MLflow that the environment names.
+
+    Raises:
+        BadInput: it names none.
+        ServerUnavailable: MLflow does not answer, or refuses.
+    """
     address = os.environ.get("MLFLOW_TRACKING_URI")
     if not address:
         raise BadInput("MLFLOW_TRACKING_URI is not set; it names the MLflow server, as http://127.0.0.1:5000.")
@@ -199,27 +203,21 @@ def _create_model(client: MlflowClient, release: Release) -> None:
             raise
 
 
+def experiment_of(client: MlflowClient, pipeline: str) -> str:
+    """The experiment of a line, made where there is none."""
+    experiment = client.get_experiment_by_name(pipeline)
+    if experiment:
+        return str(experiment.experiment_id)
+    store = os.environ.get("REFIT_STORE", "")
+    place = join(store, "mlflow", pipeline) if urlsplit(store).scheme == "file" else None
+    return str(client.create_experiment(pipeline, place))
+
+
 def _run_of(client: MlflowClient, release: Release) -> Run:
     """The release's own run: a version needs one, and a try that died half-way left one."""
-    experiment = client.get_experiment_by_name(release.pipeline)
-    store = os.environ.get("REFIT_STORE", "")
-    place = join(store, "mlflow", release.pipeline) if urlsplit(store).scheme == "file" else None
-    number = experiment.experiment_id if experiment else client.create_experiment(release.pipeline, place)
+    number = experiment_of(client, release.pipeline)
     found = client.search_runs([number], f"tags.`{RELEASE}` = '{release.id}'", max_results=1)
     return found[0] if found else client.create_run(number, tags={RELEASE: release.id}, run_name=release.id)
-
-
-def _log_curves(client: MlflowClient, run: Run, points: Sequence[curves.Point]) -> None:
-    """Put curves into a run; after a try that died half-way all of them again, which are the same points."""
-    if not points or CURVES in run.data.tags:
-        return
-    from mlflow.entities import Metric
-
-    began = run.info.start_time
-    for first in range(0, len(points), curves.BATCH):
-        batch = [Metric(one.key, one.value, began + one.at, one.step) for one in points[first : first + curves.BATCH]]
-        client.log_batch(run.info.run_id, metrics=batch)
-    client.set_tag(run.info.run_id, CURVES, str(points[-1].step))
 
 
 def _source(client: MlflowClient, run: Run, release: Release) -> str:

@@ -19,7 +19,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from operators import backends, nodes, pods, projection
+from operators import backends, nodes, pods, projection, tracking
 from operators.backends import Phase
 from operators.controller import Controller
 from operators.errors import Hung, NodeSlow, TimedOut, describe
@@ -103,7 +103,8 @@ def failed(error: RefitError) -> dict[str, Any]:
 class JobTrigger(Watch):
     """Waits for a job's manifest, or for its end without one.
 
-    Meanwhile it carries the job's lines and progress into the task's log, and its events into Postgres.
+    Meanwhile it carries the job's lines and progress into the task's log, its events into Postgres, and a training's
+    steps into MLflow.
 
     What it does not do: decide on a retry (the exception's class does). Known repetition: a triggerer that restarts
     shows the job's lines of this try once more.
@@ -136,11 +137,14 @@ class JobTrigger(Watch):
         self.cursor = cursor
         self.since = since
         self._document: Job | None = None
+        self._curves: tracking.Follower | None = None
         self._teller = Teller()
         self._projected = (0.0, 0)
 
     def look(self) -> dict[str, Any] | None:
         job = self._document = self._document or Job.load(self.job)
+        self._curves = self._curves or tracking.Follower(job)
+        self._curves.carry()
         standing = backends.named(self.backend).state(job.output)
         self._carry_lines(job.output)
         # Asked after the standing: a job that ended well between the two questions has its manifest by now.
@@ -160,6 +164,12 @@ class JobTrigger(Watch):
             return self._hung(job, silent)
         return self._carry_events(job, now)
 
+    def ask(self) -> dict[str, Any] | None:
+        event = super().ask()
+        if event is not None and self._curves is not None:
+            self._curves.settle()  # who concludes goes on with them
+        return event
+
     def late(self) -> RefitError:
         self._stop()
         return TimedOut(f"{self.job}: stopped, the run's time is over. Raise timeout_hours, or give it less to do.")
@@ -173,6 +183,7 @@ class JobTrigger(Watch):
         job = self._document or Job.load(self.job)
         backends.named(self.backend).stop(job.output, grace=pods.grace(job))
         projection.mark(job, State.SUSPENDED, "stopped")
+        (self._curves or tracking.Follower(job)).end(tracking.KILLED)
 
     def _last_sign(self, status: dict[str, Any] | None) -> float:
         return max(self.since, float((status or {}).get("heartbeat") or 0))

@@ -3,67 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from operators import registry
 from refit.errors import BadInput, ServerUnavailable
 from refit.manifest import Manifest
-from refit.proc import Identity, kill_tree, spawn
 from refit.release import Release
 from refit.spec import Serve
 from refit.store import store_for
+from tests.mlflow_server import Server, running
 
 pytestmark = pytest.mark.integration
-
-MLFLOW = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "mlflow"
-
-
-@dataclass(frozen=True)
-class Server:
-    url: str
-    folder: Path
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    program = [
-        str(MLFLOW), "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-        "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--serve-artifacts",
-        "--artifacts-destination", (folder / "served").as_uri(),
-    ]  # fmt: skip
-    with (folder / "log").open("wb") as log:
-        process = spawn(program, env={**os.environ, **settings}, cwd=folder, stdout=log)
-    identity = Identity.of(process.pid)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            assert process.poll() is None, (folder / "log").read_text()[-2000:]
-            assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
-            time.sleep(0.2)
-        yield Server(url, folder)
-    finally:
-        kill_tree(identity, grace=5)
-        process.wait()
+    with running(tmp_path_factory.mktemp("mlflow")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -220,19 +180,8 @@ def _aliases(line: str) -> tuple[str | None, ...]:
     return tuple(it.release if it else None for it in found)
 
 
-def test_a_training_s_steps_are_the_curves_of_the_run(server: Server, line: str):
-    """More points than MLflow takes in a call; registered twice, as by a retry, each is there once."""
-    steps = [
-        {"step": step, "loss": 2.0 / step, "lr": 1e-3, "grad_norm": None, "seconds": 0.5} for step in range(1, 401)
-    ]
-    steps[9]["loss"] = None
-    it = release(server, line)
-    found = registry.register(it, {"training": TRAINING}, steps)
-    mlflow = client(server)
-    mlflow.delete_tag(found.run, registry.CURVES)  # as if the first try had died before it
-    registry.register(it, {"training": TRAINING}, steps)
-    losses = mlflow.get_metric_history(found.run, "train/loss")
-    assert [point.step for point in losses] == [step for step in range(1, 401) if step != 10]
-    assert losses[-1].value == steps[-1]["loss"]
-    assert losses[-1].timestamp - losses[0].timestamp == 399 * 500
-    assert mlflow.get_metric_history(found.run, "train/grad_norm") == []
+def test_a_version_leads_to_the_run_with_its_training_s_curves(server: Server, line: str):
+    """tests/operators/test_tracking.py has the curves."""
+    found = registry.register(release(server, line), {"training": TRAINING}, "a" * 32)
+    assert client(server).get_model_version(line, found.version).tags[registry.TRAINING_RUN] == "a" * 32
+    assert client(server).get_run(found.run).data.tags[registry.TRAINING_RUN] == "a" * 32

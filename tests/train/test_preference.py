@@ -68,17 +68,20 @@ def pack(docs: list[Document], length: int = tickets.LENGTH) -> tuple[np.ndarray
     return tokens, segments, mask
 
 
-def commit(uri: str, base: Path, weights: tuple[int, ...] = (WHOLE,)) -> str:
-    """A dataset of pairs, as the data stage leaves it."""
+def commit(uri: str, base: Path, weights: tuple[int, ...] = (WHOLE,), times: int = 1) -> str:
+    """A dataset of pairs, as the data stage leaves it; the same ones so many times."""
     with store_for(uri).publish(uri) as draft:
         for split, number, seed in (("train", 120, 1), ("validation", 24, 2)):
-            tokens, segments, mask = pack(documents(base, number, seed, weights))
+            arrays = pack(documents(base, number, seed, weights))
+            tokens, segments, mask = (np.tile(array, (times, 1)) for array in arrays)
             packed.write(
-                draft.path, split, tokens=tokens, segments=segments, mask=mask, samples=2 * number, pairs=True,
+                draft.path, split, tokens=tokens, segments=segments, mask=mask, samples=2 * number * times, pairs=True,
                 vocabulary=file_digest(base / "tokenizer.json"), vocabulary_size=int(tokens.max()) + 1,
             )  # fmt: skip
             packs = np.repeat(np.arange(len(segments)), segments.max(axis=1))
-            domains.write(draft.path, split, [KINDS[row // 2 % 2] for row in range(2 * number)], packs, len(segments))
+            domains.write(
+                draft.path, split, [KINDS[row // 2 % 2] for row in range(2 * number * times)], packs, len(segments)
+            )
         draft.commit(Manifest(kind="dataset", fingerprint="pairs"))
     return uri
 

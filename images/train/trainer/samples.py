@@ -27,12 +27,16 @@ from trainer.tensor_parallel import share
 
 Index = NDArray[np.int64]
 Beat = Callable[[], None]
+Stopping = Callable[[], float]
 
 
-def loader_of(task: Task, rank: int, beat: Beat) -> Loader:
+def loader_of(task: Task, rank: int, beat: Beat, stopping: Stopping = lambda: 0.0) -> Loader:
     """The loader of a task; all ranks together, a training with DPO asks what it begins with first.
 
     Where that is a fresh adapter nothing is asked: the reference is the same model with its adapter off.
+
+    Raises:
+        Preempted: told to stop while it was asked.
     """
     train, split = task.train, train_split(task.dataset, task.train)
     own, shares = share(rank, task.ranks, train.tensor_parallel)
@@ -42,11 +46,11 @@ def loader_of(task: Task, rank: int, beat: Beat) -> Loader:
     if train.objective != "dpo" or with_adapter or task.mode == "export":
         return PairLoader(split, train, rank=own, ranks=shares)
     steps = {"train": train.max_steps, "smoke": train.smoke_steps}.get(task.mode, task.until + 1)
-    known = _reference(task, split, "train", _packs_of(train, split, steps), beat)
+    known = _reference(task, split, "train", _packs_of(train, split, steps), beat, stopping)
     watched = None
     if task.mode in ("train", "smoke") and train.validation.every_steps:
         looked_at = validation_split(task.dataset, train)
-        watched = _reference(task, looked_at, "validation", np.arange(looked_at.header.packs), beat)
+        watched = _reference(task, looked_at, "validation", np.arange(looked_at.header.packs), beat, stopping)
     return PairLoader(split, train, rank=own, ranks=shares, reference=known, watched=watched)
 
 
@@ -73,7 +77,9 @@ def _beginning(task: Task, length: int) -> Objective:
     return objective.to(device.here()).eval()
 
 
-def _reference(task: Task, split: Packed, name: str, packs: Index, beat: Beat) -> Reference:
+def _reference(task: Task, split: Packed, name: str, packs: Index, beat: Beat, stopping: Stopping) -> Reference:
+    named = reference.name_of(task.fingerprint, split=name, dtype=task.dtype, packs=packs)
+
     def make() -> Reference:
         objective = _beginning(task, split.header.length)
 
@@ -83,9 +89,9 @@ def _reference(task: Task, split: Packed, name: str, packs: Index, beat: Beat) -
             pairs = to_pairs(split.tokens[asked], split.segments[asked], split.mask[asked])
             return log_probabilities(objective, device.put(pairs)).cpu()
 
-        return reference.compute(split, packs, counts, say, at_once=task.train.micro_batch)
+        at_once = task.train.micro_batch
+        return reference.Asking(task.folder, named, split, packs, counts, at_once=at_once).all(say, stopping)
 
-    named = reference.name_of(task.fingerprint, split=name, dtype=task.dtype, packs=packs)
     found = reference.kept(task.folder, named, make)
     gc.collect()  # models refer to themselves here and there; the training's own comes now
     return found

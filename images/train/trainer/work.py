@@ -53,7 +53,7 @@ def _run(task: Task, wire: Wire, stopping: Stopping) -> dict[str, Any]:
     collectives.watch()
     engines.connect(task.train, task.rendezvous, rank, task.ranks)
     wire.beat()
-    loader = loader_of(task, rank, wire.beat)
+    loader = loader_of(task, rank, wire.beat, stopping)
     work = {"train": _train, "overfit": _overfit, "smoke": _smoke, "trial": _trial, "replay": _replay,
             "export": _export, "early": _early}[task.mode]  # fmt: skip
     result = work(task, loader, wire, stopping)
