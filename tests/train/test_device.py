@@ -228,8 +228,10 @@ def test_memory_is_looked_for_where_it_is_taken(fields: dict[str, Any], cards: i
      ("zero_stage",)),
     ({"method": "full", "micro_batch": 1, "ranks": 2, "gpus_per_node": 2, "accumulation": 2, "zero_stage": 1},
      ("Lower data.pack_length", "a higher train.zero_stage"), ("micro_batch",)),
-    ({"method": "qlora", "micro_batch": 1, "zero_stage": 1, "offload": "optimizer"}, ("Lower data.pack_length.",),
-     ("or set",)),
+    ({"method": "qlora", "micro_batch": 1, "zero_stage": 1, "offload": "optimizer"},
+     ("Lower data.pack_length; or set train.checkpoint_activations.",), ("zero_stage",)),
+    ({"method": "qlora", "micro_batch": 1, "zero_stage": 1, "offload": "optimizer", "checkpoint_activations": True},
+     ("Lower data.pack_length.",), ("or set",)),
 ])  # fmt: skip
 def test_a_card_that_is_full_is_told_with_what_takes_less(
     fields: dict[str, Any], said: tuple[str, ...], unsaid: tuple[str, ...]

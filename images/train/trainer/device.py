@@ -167,6 +167,7 @@ def _less(train: Train) -> str:
         )
     ways.append("data.pack_length")
     others = [
+        (not train.checkpoint_activations, "train.checkpoint_activations"),
         (train.zero_stage < 3 and train.ranks > 1 and train.method != "qlora", "a higher train.zero_stage"),
         (train.offload == "none", "train.offload"),
         (train.method == "full", "train.method lora"),
