@@ -72,7 +72,7 @@ class Place:
             sys.executable, "-m", "trainer", "run", self.spec, "--data", (self.root / data).as_uri(),
             "--output", output.as_uri(), *sets,
         ]  # fmt: skip
-        return self._start(name, argv, lambda: _lines(output / "metrics.jsonl"))
+        return self._start(name, argv, record := output / "metrics.jsonl", lambda: _lines(record))
 
     def bare(self) -> Player:
         """The bare DeepSpeed loop on two ranks; done are its steps."""
@@ -82,7 +82,8 @@ class Place:
         one = " ".join(map(str, [*program, self.spec, self.root / "packed", self.base, folder]))
         ranks = "; ".join(f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 {one} &" for rank in (0, 1)).replace("&;", "&")
         steps = folder / "steps"
-        return self._start("bare", ["/bin/sh", "-c", f"{ranks} wait"], lambda: steps.exists() and steps.stat().st_size)
+        argv = ["/bin/sh", "-c", f"{ranks} wait"]
+        return self._start("bare", argv, steps, lambda: steps.stat().st_size if steps.exists() else 0)
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """The steps of a training."""
@@ -113,10 +114,10 @@ class Place:
             player.end()
         self._started.clear()
 
-    def _start(self, name: str, argv: list[Any], done: Callable[[], int]) -> Player:
+    def _start(self, name: str, argv: list[Any], record: Path, done: Callable[[], int]) -> Player:
         log = (self.root / f"{name}.log").open("ab")
         process = subprocess.Popen(argv, stdout=log, stderr=log, env=ENVIRONMENT, cwd=ROOT)
-        self._started.append(Player(name, process, done))
+        self._started.append(Player(name, process, record, done))
         return self._started[-1]
 
 

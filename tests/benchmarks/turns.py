@@ -14,21 +14,25 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
 SETTLE_SECONDS = 0.3
 """What a program may take to be under way again; not counted."""
 
+LOOK_SECONDS = 0.001
+
 START_SECONDS = 600.0
 
 
 @dataclass
 class Player:
-    """A program with all that it starts, and a count of what it has done."""
+    """A program with all that it starts, and a count of what it has done; `record` grows with each."""
 
     name: str
     process: subprocess.Popen[bytes]
+    record: Path
     done: Callable[[], int]
     rates: list[float] = field(default_factory=list)
     """Done a second, in each of its turns."""
@@ -50,6 +54,15 @@ class Player:
             assert time.monotonic() < deadline, f"{self.name} did not begin"
             time.sleep(0.05)
 
+    def next(self) -> tuple[int, float]:
+        """Wait until it has just done one more; how many there are, and when that was."""
+        before = self.record.stat().st_size
+        while self.record.stat().st_size == before:
+            assert self.process.poll() is None, f"{self.name} ended under way"
+            time.sleep(LOOK_SECONDS)
+        now = time.perf_counter()
+        return self.done(), now
+
     def end(self) -> None:
         """Kill it, with all below it."""
         self.signal(signal.SIGKILL)
@@ -65,16 +78,16 @@ def play(players: Sequence[Player], turns: int, seconds: float) -> None:
         for player in (*players[turn % len(players) :], *players[: turn % len(players)]):
             player.signal(signal.SIGCONT)
             time.sleep(SETTLE_SECONDS)
-            before, began = player.done(), time.perf_counter()
+            before, began = player.next()  # a turn is from one to another, for it holds few of them
             time.sleep(seconds)
-            player.rates.append((player.done() - before) / (time.perf_counter() - began))
+            after, ended = player.next()
+            player.rates.append((after - before) / (ended - began))
             player.signal(signal.SIGSTOP)
-            assert player.process.poll() is None, f"{player.name} ended under way"
 
 
 def ratio(one: Player, other: Player) -> tuple[float, float]:
     """`one`'s rate as a share of `other`'s over all rounds, and its standard error by leaving out one round at a time
-    (the jackknife; Tukey 1958). A turn's own rate is no finer than a step in it."""
+    (the jackknife; Tukey 1958)."""
     rounds = list(zip(one.rates, other.rates, strict=True))
     whole = _share(rounds)
     without = [_share(rounds[:at] + rounds[at + 1 :]) for at in range(len(rounds))]
