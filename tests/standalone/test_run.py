@@ -136,11 +136,17 @@ def test_a_controller_that_is_away_stops_nobody_from_watching(
     assert "waiting" in capsys.readouterr().err
 
 
-def test_a_task_that_is_tried_again_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    airflow = FakeAirflow()
-    airflow.states = [{"task_id": "prepare_data.corpus", "state": "up_for_retry", "try_number": 1}]
-    Watch(airflow, tmp_path.as_uri(), "good", "manual__1+00:00").look()  # type: ignore[arg-type]
-    assert "failed, is tried again" in capsys.readouterr().err
+def test_a_task_that_is_tried_again_is_mentioned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, airflow = tmp_path.as_uri(), FakeAirflow()
+    output, place = join(store, "training/good/f"), runs.folder(store, "good", "manual__1+00:00")
+    store_for(place).write(join(place, "tasks/train.train.json"), json.dumps({"output": output}).encode())
+    store_for(output).write(join(output, "status.json"), b'{"phase": "train", "done": 0, "total": 100}')
+    airflow.states = [{"task_id": "train.train", "state": "up_for_retry", "try_number": 1}]
+    watch = Watch(airflow, store, "good", "manual__1+00:00")  # type: ignore[arg-type]
+    for _ in range(3):
+        watch.look()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "failed, is tried again" in said
 
 
 def test_the_outcome_is_the_run_s_own_word(tmp_path: Path) -> None:

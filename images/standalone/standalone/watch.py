@@ -28,7 +28,7 @@ STAGES = {
 SAY_SECONDS = 15.0
 """A line at least this often."""
 
-GOING = ("running", "deferred", "up_for_retry", "up_for_reschedule", "awaiting_input", "restarting")
+GOING = ("running", "deferred", "up_for_reschedule", "awaiting_input", "restarting")
 
 
 class Watch:
